@@ -22,7 +22,7 @@ _ROOMS = {
 }  # fmt: skip
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str):
