@@ -150,7 +150,7 @@ def _turns(messages: Sequence[dict], clips: list[Clip], name: str) -> tuple[Turn
 
 
 def _clip(piece: object, item: dict, sample_rate: int, name: str) -> Clip:
-    """The clip of one 'audio' entry; a nested dict (Hugging Face's Audio column, or one of several clips) may hold the lengths."""
+    """The clip of one 'audio' entry; a nested dict (Hugging Face's Audio column, one of several clips) may hold its lengths."""
     if isinstance(piece, dict):
         item = {**item, **piece}
         piece = next((piece[k] for k in ("array", "bytes", "audio_filepath", "path") if piece.get(k) is not None), None)
