@@ -1,1 +1,8 @@
-"""data"""
+"""Data: the edge to lhotse and torch."""
+
+from packfp8.data.batch import PackedBatch, SetAside
+from packfp8.data.collate import Collator
+from packfp8.data.corpus import corpus
+from packfp8.data.example import Clip, Example, Turn, as_example, as_examples
+
+__all__ = ["Clip", "Collator", "Example", "PackedBatch", "SetAside", "Turn", "as_example", "as_examples", "corpus"]

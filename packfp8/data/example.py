@@ -34,14 +34,15 @@ class Clip:
         source: a path, encoded bytes, an array (float, `[samples]` or with a channel axis), or a lhotse cut or recording.
         num_samples: declared length in samples at `sample_rate`; at least 1.
         sample_rate: in Hz. A manifest that gives seconds and no rate is counted at the encoder's rate.
-        start_sample: where the clip begins in a file or in bytes, counted at `sample_rate`.
+        start_sample: where the clip begins, counted at `sample_rate`, in a source that may go on after it; None is the whole
+            source, which must then be as long as declared.
         channel: index of the channel to take; None takes the mean over the channels.
     """
 
     source: object
     num_samples: int
     sample_rate: int
-    start_sample: int = 0
+    start_sample: int | None = None
     channel: int | None = None
 
 
@@ -159,7 +160,7 @@ def _clip(piece: object, item: dict, sample_rate: int, name: str) -> Clip:
         return Clip(source=piece, num_samples=samples_of(piece.duration, rate, name), sample_rate=rate)
     rate = int(item.get("sampling_rate") or item.get("sample_rate") or sample_rate)
     channel = item.get("channel")
-    start = round(float(item.get("offset") or 0) * rate)
+    start = None if item.get("offset") is None else round(float(item["offset"]) * rate)
     if item.get("num_samples") is not None:
         count = samples_of(item["num_samples"] / rate, rate, name)
     elif "duration" in item:
@@ -167,11 +168,9 @@ def _clip(piece: object, item: dict, sample_rate: int, name: str) -> Clip:
     elif isinstance(piece, (str, Path, bytes)):
         from packfp8.data.audio import probe_file
 
-        count, rate, _ = probe_file(piece)
-        count, start = (
-            count - round(float(item.get("offset") or 0) * rate),
-            round(float(item.get("offset") or 0) * rate),
-        )
+        whole, file_rate, _ = probe_file(piece)
+        start, rate = None if start is None else start * file_rate // rate, file_rate
+        count = whole - (start or 0)
     else:
         count = _array_samples(piece, name)
     return Clip(source=piece, num_samples=count, sample_rate=rate, start_sample=start, channel=channel)

@@ -1,0 +1,283 @@
+"""Collator: a drop-in `collate_fn` from a list of examples to one rank's `PackedBatch`.
+
+items -> examples -> ids and targets -> plan (from lengths alone) -> audio of the clips that this rank holds -> tensors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from packfp8.data.audio import Loaded, load_clip
+from packfp8.data.batch import IGNORED, PackedBatch, SetAside
+from packfp8.data.example import Clip, Example, as_example
+from packfp8.errors import BudgetError, ConfigError, ExampleError, PackError
+from packfp8.layout import Plan, Slots, make_plan
+from packfp8.lengths import Encoded, Measure
+from packfp8.rule import Alignment
+
+POLICIES = ("error", "set_aside")
+
+
+class Collator:
+    """Makes one pack of the examples it is given; an importable, picklable callable.
+
+    Args:
+        measure: how examples become tokens; its frames decide the audio's sample rate.
+        rule: decides the layout, and with its topology which slab this rank gets.
+        budget: most tokens of a pack; without it a pack is as large as its examples need.
+        over_budget: "error", or "set_aside" to leave out what does not fit and name it in `PackedBatch.set_aside`.
+        on_fault: the same for an example that is broken: its text, its audio, its length. Under CP every rank then reads every
+            clip of the pack, so that all leave out the same.
+        resample: whether audio of another rate is resampled; otherwise it is a fault.
+        tolerance_samples: how far a clip's decoded length may be from the declared one, in samples at the encoder's rate; the
+            difference is cut or filled with zeros, and counted. One hop where it is left out.
+        static: every pack has the budget's tokens, `max_sequences + 2` offsets and one `max_seqlen`.
+        max_sequences: most sequences of a pack; needed with `static`.
+
+    Raises:
+        ConfigError: an unknown policy, or `static` without its bounds.
+        BudgetError: a budget below the least pack.
+    """
+
+    def __init__(
+        self,
+        *,
+        measure: Measure,
+        rule: Alignment,
+        budget: int | None = None,
+        over_budget: str = "error",
+        on_fault: str = "error",
+        resample: bool = False,
+        tolerance_samples: int | None = None,
+        static: bool = False,
+        max_sequences: int | None = None,
+    ) -> None:
+        for name, policy in (("over_budget", over_budget), ("on_fault", on_fault)):
+            if policy not in POLICIES:
+                raise _unknown_policy(name, policy)
+        if static and (budget is None or max_sequences is None or rule.layout == "bshd"):
+            raise _static_without_bounds(budget, max_sequences, rule)
+        self.measure, self.rule, self.budget = measure, rule, budget
+        self.over_budget, self.on_fault = over_budget, on_fault
+        self.resample, self.static, self.max_sequences = resample, static, max_sequences
+        frames = measure.frames
+        self.sample_rate = frames.sample_rate if frames else 16_000
+        hop = frames.hop_samples if frames else 0
+        self.tolerance_samples = hop if tolerance_samples is None else tolerance_samples
+        if budget is not None:
+            rule.floor(budget)
+
+    def __call__(self, items: Iterable) -> PackedBatch:
+        """The batch of a list of examples, cuts or dicts, or of a CutSet.
+
+        Raises:
+            ExampleError: no items, or one that cannot be read as an example.
+            LengthError, AudioError, BudgetError: a fault, under the policy "error".
+        """
+        items = list(items)
+        if not items:
+            raise ExampleError(
+                "the batch is empty",
+                got="no examples",
+                expected="at least one",
+                because="a batch of no token is refused by the kernels, and a rank that skips a step hangs the others",
+                fix="check the filters before the loader; PackingSampler gives ranks without examples a pack of zero weight",
+            )
+        return self.collate(items)
+
+    def collate(self, items: Iterable, *, step: int = 0) -> PackedBatch:
+        """The batch of `items` at `step`; of none, a pack of filler alone, whose loss has zero weight."""
+        aside: list[SetAside] = []
+        kept: list[tuple[Example, Encoded]] = []
+        for position, item in enumerate(items):
+            self._try(lambda item=item, position=position: kept.append(self._encode(item, position)), aside, item, position)
+        kept = self._within_budget(kept, aside)
+        loaded: dict[int, Loaded] = {}
+        if self.on_fault == "set_aside":
+            kept = self._with_audio(kept, loaded, aside)
+        plan = self._plan(kept)
+        clips = [clip for example, _ in kept for clip in example.clips]
+        audio = [loaded[id(clips[n])] if id(clips[n]) in loaded else self._load(clips[n]) for n in plan.clips]
+        return self._batch(plan, kept, audio, step, tuple(aside))
+
+    def _encode(self, item: object, position: int) -> tuple[Example, Encoded]:
+        example = as_example(item, sample_rate=self.sample_rate, position=position)
+        return example, self.measure.encode(example)
+
+    def _try(self, act, aside: list[SetAside], item: object, position: int) -> None:
+        """Does it; a fault is raised, or noted where the user chose so."""
+        try:
+            act()
+        except PackError as fault:
+            if self.on_fault == "error":
+                raise
+            aside.append(SetAside(id=_name_of(item, position), reason=str(fault)))
+
+    def _within_budget(self, kept: list, aside: list[SetAside]) -> list:
+        """The examples that fit the budget together, in order."""
+        fits: list = []
+        for example, encoded in kept:
+            fault = self._over([len(e.ids) for _, e in fits] + [len(encoded.ids)], example.id)
+            if fault is None:
+                fits.append((example, encoded))
+            elif self.over_budget == "error":
+                raise fault
+            else:
+                aside.append(SetAside(id=example.id, reason=str(fault)))
+        return fits
+
+    def _over(self, lengths: list[int], name: str) -> BudgetError | None:
+        """Why sequences of these lengths are no pack of ours, or None where they are."""
+        rows, rule = len(lengths), self.rule
+        if self.max_sequences is not None and rows > self.max_sequences:
+            got, most = f"{rows} sequences", f"at most {self.max_sequences} sequences"
+        elif self.budget is None:
+            return None
+        elif rule.layout == "bshd":
+            row = rule.row(rows)
+            tokens = rows * -(-max(lengths) // row) * row
+            if tokens <= self.budget:
+                return None
+            got, most = f"{rows} rows of {tokens // rows}, {tokens} tokens", f"at most {self.budget} tokens"
+        else:
+            tokens, capacity = sum(rule.slot(n) for n in lengths), rule.floor(self.budget)
+            if tokens <= capacity:
+                return None
+            got, most = f"{tokens} tokens of slots", f"at most {capacity} tokens, the budget of {self.budget} floored"
+        return BudgetError(
+            f"example {name!r} does not fit the pack",
+            got=got,
+            expected=most,
+            because="the budget is a bound, not an aim, and neither audio nor text is ever cut",
+            fix="raise the budget, give fewer examples to a batch, or choose over_budget='set_aside'",
+        )
+
+    def _with_audio(self, kept: list, loaded: dict[int, Loaded], aside: list[SetAside]) -> list:
+        """The examples whose every clip could be read."""
+        sound = []
+        for position, (example, encoded) in enumerate(kept):
+            before = len(aside)
+            self._try(
+                lambda example=example: loaded.update({id(clip): self._load(clip) for clip in example.clips}),
+                aside,
+                example,
+                position,
+            )
+            if len(aside) == before:
+                sound.append((example, encoded))
+        return sound
+
+    def _load(self, clip: Clip) -> Loaded:
+        tolerance = self.tolerance_samples
+        return load_clip(clip, self.sample_rate, resample=self.resample, tolerance_samples=tolerance)
+
+    def _plan(self, kept: list) -> Plan:
+        spans = [(n, c.start, c.encoder_frames) for n, (_, encoded) in enumerate(kept) for c in encoded.clips]
+        return make_plan(
+            [len(encoded.ids) for _, encoded in kept],
+            spans,
+            self.rule,
+            total=self.rule.floor(self.budget) if self.static else None,
+            ids=[example.id for example, _ in kept],
+        )
+
+    def _batch(self, plan: Plan, kept: list, audio: list[Loaded], step: int, aside: tuple[SetAside, ...]) -> PackedBatch:
+        slots, cp = plan.slots, self.rule.topology.cp
+        ids, labels = _tokens([encoded for _, encoded in kept], slots)
+        shape = (slots.rows, slots.total // slots.rows // cp) if slots.rows else (slots.total // cp,)
+        local_labels = labels[plan.index]
+
+        def local(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(np.array(array)).reshape(shape)
+
+        waves, lens = _stack(audio)
+        return PackedBatch(
+            input_ids=local(ids[plan.index]),
+            labels=local(local_labels),
+            position_ids=local(plan.position_ids),
+            seq_idx=local(plan.seq_idx),
+            padding_mask=local(plan.padding_mask),
+            cu_seqlens=_cu_seqlens(slots, self.max_sequences if self.static else None),
+            max_seqlen=slots.total if self.static else slots.longest,
+            audio=waves,
+            audio_lens=lens,
+            audio_source=torch.from_numpy(np.array(plan.audio_source)),
+            audio_destination=torch.from_numpy(np.array(plan.audio_destination)),
+            audio_frames=plan.frames_max,
+            num_supervised=int(np.count_nonzero(local_labels != IGNORED)),
+            ids=tuple(example.id for example, _ in kept),
+            step=step,
+            rule=self.rule,
+            fingerprint=self.rule.fingerprint,
+            checksum=plan.checksum,
+            layout=self.rule.layout,
+            slots=slots,
+            set_aside=aside,
+            trimmed_samples=sum(abs(loaded.trimmed_samples) for loaded in audio),
+        )
+
+
+def _tokens(encoded: list[Encoded], slots: Slots) -> tuple[np.ndarray, np.ndarray]:
+    """int64 `[T]` ids and labels of the whole pack. Labels are shifted within each sequence, before any split."""
+    ids, labels = np.zeros(slots.total, np.int64), np.full(slots.total, IGNORED, np.int64)
+    if encoded:
+        flat = np.concatenate([e.ids for e in encoded])
+        target = np.concatenate([e.supervised for e in encoded])
+        shifted = np.where(np.append(target[1:], False), np.append(flat[1:], 0), IGNORED)
+        shifted[np.cumsum(slots.lengths[: slots.sequences]) - 1] = IGNORED  # the next token is another sequence's
+        real = slots.real()
+        ids[real], labels[real] = flat, shifted
+    return ids, labels
+
+
+def _cu_seqlens(slots: Slots, max_sequences: int | None) -> torch.Tensor:
+    """int32 padded offsets; with `max_sequences` always `max_sequences + 2` of them, the last repeated."""
+    if slots.total >= 2**31:
+        raise BudgetError(
+            "the offsets of the pack do not fit their type",
+            got=f"{slots.total} tokens",
+            expected=f"less than {2**31}",
+            because="attention kernels take int32 offsets, and one that wraps reads another sequence's memory",
+            fix="lower the budget",
+        )
+    offsets = slots.offsets
+    if max_sequences is not None:
+        offsets = np.append(offsets, np.full(max_sequences + 2 - len(offsets), offsets[-1]))
+    return torch.from_numpy(offsets.astype(np.int32))
+
+
+def _stack(audio: list[Loaded]) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 `[clips, samples]` with zeros on the right, and int64 `[clips]` lengths."""
+    lens = np.array([loaded.samples.size for loaded in audio], np.int64)
+    waves = np.zeros((len(audio), int(lens.max()) if audio else 0), np.float32)
+    for row, loaded in zip(waves, audio):
+        row[: loaded.samples.size] = loaded.samples
+    return torch.from_numpy(waves), torch.from_numpy(lens)
+
+
+def _name_of(item: object, position: int) -> str:
+    name = item.get("id") if isinstance(item, dict) else getattr(item, "id", None)
+    return f"example-{position}" if name is None else str(name)
+
+
+def _unknown_policy(name: str, policy: object) -> ConfigError:
+    return ConfigError(
+        f"{name} is not a policy",
+        got=repr(policy),
+        expected="'error' or 'set_aside'",
+        because="what cannot be used is either refused or counted and named; it is never lost silently",
+        fix=f"choose {name}='error' or {name}='set_aside'",
+    )
+
+
+def _static_without_bounds(budget: int | None, max_sequences: int | None, rule: Alignment) -> ConfigError:
+    return ConfigError(
+        "packs cannot be static",
+        got=f"budget={budget}, max_sequences={max_sequences}, layout {rule.layout!r}",
+        expected="a budget, max_sequences, and layout 'thd'",
+        because="a constant shape needs a constant number of tokens and of offsets",
+        fix="give both bounds, e.g. budget=8192, max_sequences=64",
+    )
