@@ -145,11 +145,11 @@ class Alignment:
             "  needs",
         ]
         for need in self.needs:
-            lines.append(f"    {need.unit:<8} % {need.multiple:<4} {need.kind:<5} {need.because} [{need.source}]")
+            lines += _told(need, need.kind)
         if not self.needs:
             lines.append("    none: any number of tokens will do")
         for need in _fast_needs(self.recipe, t) if not self.fast else ():
-            lines.append(f"    {need.unit:<8} % {need.multiple:<4} not asked for (fast=True): {need.because} [{need.source}]")
+            lines += _told(need, "only with fast=True")
         return "\n".join([*lines, f"  fingerprint {self.fingerprint}"])
 
     def _name(self) -> str:
@@ -225,6 +225,12 @@ def align(
         fast=fast,
         needs=tuple(needs),
     )
+
+
+def _told(need: Need, kind: str) -> list[str]:
+    """A need in two lines: the reason, then its kind and source."""
+    head = f"    {need.unit} % {need.multiple}"
+    return [f"{head:<20}{need.because}", f"{'':<20}{kind}; {need.source}"]
 
 
 def _fast_needs(recipe: str, topology: Topology) -> tuple[Need, ...]:
