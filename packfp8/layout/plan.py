@@ -112,6 +112,6 @@ def _audio(spans: np.ndarray, slots: Slots, index: np.ndarray) -> tuple[np.ndarr
 def _checksum(rule: Alignment, slots: Slots, spans: np.ndarray, ids: Sequence[str]) -> str:
     digest = hashlib.blake2b(rule.fingerprint.encode(), digest_size=8)
     for array in (slots.lengths, slots.offsets, spans):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    digest.update("\n".join(ids).encode())
+        digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    digest.update(repr(tuple(ids)).encode())  # repr: no two lists of ids are spelled alike
     return digest.hexdigest()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packfp8.errors import BudgetError, ExampleError
+from packfp8.errors import BudgetError, ExampleError, RuleError
 from packfp8.rule import Alignment
 
 
@@ -65,16 +65,16 @@ def place(lengths: Sequence[int], rule: Alignment, *, total: int | None = None, 
     """The slots for sequences of `lengths` real tokens, as the rule's layout sizes them.
 
     Args:
-        lengths: at least 1 each; no sequence at all gives a pack of filler.
+        lengths: whole numbers of at least 1; no sequence at all gives a pack of filler.
         total: tokens to fill the pack up to (THD) or B * S (BSHD with `rows`); the least legal total where it is left out.
         rows: number of rows (BSHD), at least one for each sequence; as many as sequences where it is left out.
 
     Raises:
-        ExampleError: a sequence without tokens.
+        ExampleError: a sequence without tokens, or a length that is no whole number.
         BudgetError: the slots do not fit `total`, or the sequences do not fit `rows`.
-        RuleError: `total` is not a legal pack.
+        RuleError: `total` is not a legal pack, or not the same number of tokens for each of `rows`.
     """
-    real = np.asarray(lengths, dtype=np.int64).reshape(-1)
+    real = _whole(lengths)
     if real.size and real.min() < 1:
         raise ExampleError(
             f"sequence {int(real.argmin())} of the pack holds no token",
@@ -83,9 +83,31 @@ def place(lengths: Sequence[int], rule: Alignment, *, total: int | None = None, 
             because="a slot of no token is an attention segment of length zero, and nothing would be learned from it",
             fix="drop the example before packing",
         )
+    if total is not None and total < 1:
+        raise RuleError(
+            "a pack of no token cannot be",
+            got=f"total={total}",
+            expected=f"at least {rule.total} tokens",
+            because="kernels refuse a batch of no token, and a rank that skips a step hangs the others",
+            fix="leave out total: a pack of no sequence is then the least pack, all filler",
+        )
     slots = _rows(real, rule, total, rows) if rule.layout == "bshd" else _own(real, rule, total)
     rule.check(slots.total, slots=slots.sizes.tolist(), batch=slots.rows or None)
     return slots
+
+
+def _whole(lengths: Sequence[int]) -> np.ndarray:
+    """int64 `[sequences]`."""
+    given = np.asarray(lengths).reshape(-1)
+    if given.size and given.dtype.kind not in "iu":
+        raise ExampleError(
+            "the lengths of the pack are not whole numbers",
+            got=f"{given.tolist()[:4]} of dtype {given.dtype}",
+            expected="integers",
+            because="tokens are counted in integers; a rounded length is a token lost, or one that is not there",
+            fix="take the lengths from Measure",
+        )
+    return given.astype(np.int64)
 
 
 def _own(real: np.ndarray, rule: Alignment, total: int | None) -> Slots:
@@ -111,6 +133,14 @@ def _rows(real: np.ndarray, rule: Alignment, total: int | None, rows: int | None
     step = rule.row(rows)
     longest = int(real.max()) if real.size else 1
     size = -(-longest // step) * step if total is None else total // rows
+    if total is not None and total % rows:
+        raise RuleError(
+            "the total of the pack is not the same number of tokens for each row",
+            got=f"{total} tokens in {rows} rows",
+            expected=f"a multiple of {rows * step}",
+            because="rows are of one size, and a token beyond the last row would be nobody's",
+            fix="take the total from rule.floor(budget, batch=rows)",
+        )
     _fits(longest, size, "tokens in a row")
     return Slots(
         lengths=np.concatenate((real, np.zeros(rows - len(real), np.int64))),
