@@ -1,0 +1,89 @@
+"""PlainEncoder: log-mel features and an 8x convolutional subsampling in plain torch, counted by `AudioFrames.fastconformer()`.
+
+    samples --STFT, hop 160, mel--> [clips, bins, samples // 160] --3 convolutions, kernel 3, stride 2--> [clips, frames, width]
+
+A clip's frames do not depend on the clips beside it: what lies past its end is zero before every convolution. Without that,
+a pack would teach something else than its sequences one by one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from packfp8.lengths import AudioFrames
+
+_WINDOW = 400  # samples, 25 ms at 16 kHz: the usual analysis window of speech (Kaldi, NeMo)
+_FLOOR = 1e-5  # added to mel energies before the logarithm; keeps silence finite
+_CENTRE, _SPREAD = -4.0, 4.0  # brings log-mel energies of speech at full scale to about zero mean and unit spread
+
+
+def mel_filters(bins: int, fft_samples: int, sample_rate: int, *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """`[bins, fft_samples // 2 + 1]`, triangles evenly spaced in mel = 2595 log10(1 + Hz / 700) (O'Shaughnessy 1987)."""
+    nyquist = sample_rate / 2
+    top_mel = 2595 * math.log10(1 + nyquist / 700)
+    edges = 700 * (10 ** (torch.linspace(0, top_mel, bins + 2, dtype=dtype, device=device) / 2595) - 1)
+    hertz = torch.linspace(0, nyquist, fft_samples // 2 + 1, dtype=dtype, device=device)
+    left, centre, right = (edges[i : i + bins, None] for i in range(3))
+    return torch.minimum((hertz - left) / (centre - left), (right - hertz) / (right - centre)).clamp(min=0)
+
+
+class PlainEncoder(nn.Module):
+    """An encoder of waveforms: 12.5 frames a second of `width` features."""
+
+    def __init__(self, *, width: int = 128, mel_bins: int = 80) -> None:
+        super().__init__()
+        self.frames = AudioFrames.fastconformer()
+        self.mel_bins = mel_bins
+        inputs = (mel_bins, width, width)
+        layers = zip(inputs, self.frames.convs, strict=True)
+        self.convs = nn.ModuleList(nn.Conv1d(n, width, c.kernel, c.stride, c.padding) for n, c in layers)
+        self.norm = nn.LayerNorm(width)
+
+    def features(self, audio: Tensor) -> Tensor:
+        """Log-mel energies `[clips, bins, samples // hop]` of `audio` `[clips, samples]`, in at least float32."""
+        fft, hop = self.frames.window_samples, self.frames.hop_samples
+        # Window and filters are made where they are used: as buffers they would be rounded by a model's move to BF16.
+        like = {"dtype": torch.promote_types(self.norm.weight.dtype, torch.float32), "device": audio.device}
+        stft = torch.stft(
+            audio.to(like["dtype"]),
+            fft,
+            hop,
+            win_length=_WINDOW,
+            window=torch.hann_window(_WINDOW, periodic=False, **like),
+            center=True,
+            pad_mode="constant",  # zeros, not reflections: a clip alone and the same clip in a padded batch look alike
+            return_complex=True,
+        )
+        power = stft.real.square() + stft.imag.square()
+        mel = mel_filters(self.mel_bins, fft, self.frames.sample_rate, **like)
+        return ((mel @ power[..., :-1] + _FLOOR).log() - _CENTRE) / _SPREAD
+
+    def forward(self, audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames `[clips, encoder_frames, width]` of `audio` `[clips, samples]`, and how many of them each clip has.
+
+        Args:
+            audio_lens: int64 `[clips]`, samples of each clip; what follows in its row is not heard.
+        """
+        x, lens = self.features(_within(audio, audio_lens)), audio_lens // self.frames.hop_samples
+        x = _within(x.to(self.norm.weight.dtype), lens)
+        for conv, count in zip(self.convs, self.frames.convs, strict=True):
+            lens = count(lens)
+            x = _within(F.gelu(conv(x)), lens)
+        return self.norm(x.transpose(1, 2)), lens
+
+
+class PlainProjector(nn.Sequential):
+    """A projector from the encoder's width to the decoder's hidden size, frame by frame."""
+
+    def __init__(self, *, width: int = 128, hidden: int = 128) -> None:
+        super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden))
+
+
+def _within(x: Tensor, lens: Tensor) -> Tensor:
+    """`x` `[clips, ..., time]` with zeros from each clip's end on."""
+    inside = torch.arange(x.shape[-1], device=x.device) < lens[:, None]
+    return torch.where(inside if x.dim() == 2 else inside[:, None], x, 0)
