@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,11 +63,11 @@ class PackedBatch:
         step: number of the step that this batch belongs to, for `sampler.state_dict(step=batch.step)`.
         rule: the rule that the batch was made by.
         fingerprint: the rule's, which a model compares with its own.
-        checksum: of the pack's content, equal on all CP and TP peers.
+        checksum: of the whole pack, its ids, places and tokens; equal on all CP and TP peers.
         layout: "thd", "bshd" or "sbhd".
         slots: lengths and offsets on the host.
         set_aside: examples left out of this pack, with the reason.
-        trimmed_samples: samples cut or filled in within the tolerance, over all clips.
+        trimmed_samples: samples cut or filled in within the tolerance, over this rank's clips.
     """
 
     input_ids: Tensor
@@ -96,6 +97,20 @@ class PackedBatch:
     def tokens(self) -> int:
         """Tokens that this rank holds, padding included."""
         return self.input_ids.numel()
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """float32, 1 where a label is learned from, shaped as the tokens."""
+        return (self.labels != IGNORED).float()
+
+    @property
+    def cu_seqlens_real(self) -> Tensor:
+        """int32, offsets of the real tokens as if no padding stood between them; as many as `cu_seqlens`, filler counts 0."""
+        real = np.zeros(len(self.cu_seqlens), np.int32)
+        slots = len(self.slots.lengths)
+        real[1 : slots + 1] = np.cumsum(self.slots.lengths)
+        real[slots + 1 :] = real[slots]
+        return torch.from_numpy(real).to(self.cu_seqlens.device)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
         """The batch with every tensor on `device`; numbers stay Python numbers."""
