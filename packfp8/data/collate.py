@@ -5,14 +5,15 @@ items -> examples -> ids and targets -> plan (from lengths alone) -> audio of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 
 from packfp8.data.audio import Loaded, load_clip
 from packfp8.data.batch import IGNORED, PackedBatch, SetAside
-from packfp8.data.example import Clip, Example, as_example
+from packfp8.data.example import Clip, Example, as_example, name_of_item
 from packfp8.errors import BudgetError, ConfigError, ExampleError, PackError
 from packfp8.layout import Plan, Slots, make_plan
 from packfp8.lengths import Encoded, Measure
@@ -38,7 +39,7 @@ class Collator:
         max_sequences: most sequences of a pack; needed with `static`.
 
     Raises:
-        ConfigError: an unknown policy, or `static` without its bounds.
+        ConfigError: an unknown policy, no room for a sequence, or `static` without its bounds.
         BudgetError: a budget below the least pack.
     """
 
@@ -58,6 +59,8 @@ class Collator:
         for name, policy in (("over_budget", over_budget), ("on_fault", on_fault)):
             if policy not in POLICIES:
                 raise _unknown_policy(name, policy)
+        if max_sequences is not None and max_sequences < 1:
+            raise _no_sequences(max_sequences)
         if static and (budget is None or max_sequences is None or rule.layout == "bshd"):
             raise _static_without_bounds(budget, max_sequences, rule)
         self.measure, self.rule, self.budget = measure, rule, budget
@@ -74,9 +77,11 @@ class Collator:
         """The batch of a list of examples, cuts or dicts, or of a CutSet.
 
         Raises:
-            ExampleError: no items, or one that cannot be read as an example.
+            ExampleError: no items, a single one instead of a list, or one that cannot be read as an example.
             LengthError, AudioError, BudgetError: a fault, under the policy "error".
         """
+        if isinstance(items, (Mapping, str, Example)) or not isinstance(items, Iterable):
+            raise _one_item(items)
         items = list(items)
         if not items:
             raise ExampleError(
@@ -114,36 +119,41 @@ class Collator:
         except PackError as fault:
             if self.on_fault == "error":
                 raise
-            aside.append(SetAside(id=_name_of(item, position), reason=str(fault)))
+            aside.append(SetAside(id=name_of_item(item, position), reason=str(fault)))
 
     def _within_budget(self, kept: list, aside: list[SetAside]) -> list:
         """The examples that fit the budget together, in order."""
-        fits: list = []
-        for example, encoded in kept:
-            fault = self._over([len(e.ids) for _, e in fits] + [len(encoded.ids)], example.id)
+        lengths = [len(encoded.ids) for _, encoded in kept]
+        slots = [self.rule.slot(n) for n in lengths]
+        # The whole first: in BSHD, more rows may need fewer tokens (16 rows of 1 make a pack of 16, 15 one of 240).
+        if not kept or self._over(len(kept), sum(slots), max(lengths), kept[-1][0].id) is None:
+            return kept
+        fits, used, longest = [], 0, 0
+        for (example, encoded), length, slot in zip(kept, lengths, slots, strict=True):
+            fault = self._over(len(fits) + 1, used + slot, max(longest, length), example.id)
             if fault is None:
                 fits.append((example, encoded))
+                used, longest = used + slot, max(longest, length)
             elif self.over_budget == "error":
                 raise fault
             else:
                 aside.append(SetAside(id=example.id, reason=str(fault)))
         return fits
 
-    def _over(self, lengths: list[int], name: str) -> BudgetError | None:
-        """Why sequences of these lengths are no pack of ours, or None where they are."""
-        rows, rule = len(lengths), self.rule
-        if self.max_sequences is not None and rows > self.max_sequences:
-            got, most = f"{rows} sequences", f"at most {self.max_sequences} sequences"
+    def _over(self, sequences: int, tokens: int, longest: int, name: str) -> BudgetError | None:
+        """Why so many sequences are no pack of ours, or None. THD asks the `tokens` of all slots, BSHD the `longest`."""
+        rule = self.rule
+        if self.max_sequences is not None and sequences > self.max_sequences:
+            got, most = f"{sequences} sequences", f"at most {self.max_sequences} sequences"
         elif self.budget is None:
             return None
         elif rule.layout == "bshd":
-            row = rule.row(rows)
-            tokens = rows * -(-max(lengths) // row) * row
-            if tokens <= self.budget:
+            row = -(-longest // rule.row(sequences)) * rule.row(sequences)
+            if sequences * row <= self.budget:
                 return None
-            got, most = f"{rows} rows of {tokens // rows}, {tokens} tokens", f"at most {self.budget} tokens"
+            got, most = f"{sequences} rows of {row}, {sequences * row} tokens", f"at most {self.budget} tokens"
         else:
-            tokens, capacity = sum(rule.slot(n) for n in lengths), rule.floor(self.budget)
+            capacity = rule.floor(self.budget)
             if tokens <= capacity:
                 return None
             got, most = f"{tokens} tokens of slots", f"at most {capacity} tokens, the budget of {self.budget} floored"
@@ -212,7 +222,7 @@ class Collator:
             step=step,
             rule=self.rule,
             fingerprint=self.rule.fingerprint,
-            checksum=plan.checksum,
+            checksum=_checksum(plan, ids, labels),
             layout=self.rule.layout,
             slots=slots,
             set_aside=aside,
@@ -258,9 +268,29 @@ def _stack(audio: list[Loaded]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(waves), torch.from_numpy(lens)
 
 
-def _name_of(item: object, position: int) -> str:
-    name = item.get("id") if isinstance(item, dict) else getattr(item, "id", None)
-    return f"example-{position}" if name is None else str(name)
+def _checksum(plan: Plan, ids: np.ndarray, labels: np.ndarray) -> str:
+    """The plan's checksum and every token of the whole pack: two peers with one id for two texts differ."""
+    return hashlib.blake2b(plan.checksum.encode() + ids.tobytes() + labels.tobytes(), digest_size=8).hexdigest()
+
+
+def _one_item(item: object) -> ExampleError:
+    return ExampleError(
+        "the batch is one item and not a list of them",
+        got=type(item).__name__,
+        expected="a list of examples, cuts or dicts, or a CutSet",
+        because="a pack is made of the examples of a batch; DataLoader(batch_size=None) hands over what the dataset returns",
+        fix="give DataLoader a batch_size, or let the dataset return lists",
+    )
+
+
+def _no_sequences(max_sequences: int) -> ConfigError:
+    return ConfigError(
+        "packs have no room for a sequence",
+        got=f"max_sequences={max_sequences}",
+        expected="at least 1, or None for no bound",
+        because="every example would be over it; filler is not counted",
+        fix="leave out max_sequences, or give the most sequences that a pack may hold",
+    )
 
 
 def _unknown_policy(name: str, policy: object) -> ConfigError:

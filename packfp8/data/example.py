@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from packfp8.errors import ExampleError, LengthError
 
 ROLES = ("system", "user", "assistant")
 AUDIO_MARK = "<|audio|>"
+_PARTS = ("array", "bytes", "audio_filepath", "path")  # keys of a nested clip, in the order in which they are looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,14 +80,15 @@ def as_example(item: object, *, sample_rate: int = 16_000, position: int = 0) ->
         ExampleError: the item is of an unknown shape, has no text, or its marks and clips do not match.
         LengthError: a duration is missing, zero, negative or not finite.
     """
+    name = name_of_item(item, position)
     if isinstance(item, Example):
         return item
-    if isinstance(item, dict):
-        return _from_dict(item, sample_rate, position)
+    if isinstance(item, Mapping):
+        return _from_dict(item, sample_rate, name)
     if hasattr(item, "supervisions") and hasattr(item, "sampling_rate"):
-        return _from_cut(item)
-    if hasattr(item, "text") and hasattr(item, "id"):
-        return Example(id=str(item.id), turns=(Turn("assistant", (_text(item.text, str(item.id)),)),))
+        return _from_cut(item, name)
+    if hasattr(item, "text") and hasattr(item, "num_tokens"):
+        return Example(id=name, turns=(Turn("assistant", (_text(item.text, name),)),))
     raise ExampleError(
         f"item {position} of the batch is of a type that is not known",
         got=type(item).__name__,
@@ -101,8 +103,19 @@ def as_examples(items: Iterable, *, sample_rate: int = 16_000) -> list[Example]:
     return [as_example(item, sample_rate=sample_rate, position=n) for n, item in enumerate(items)]
 
 
-def _from_cut(cut) -> Example:
-    name = str(cut.id)
+def name_of_item(item: object, position: int) -> str:
+    """The id of an item: its own, else where its audio is (and begins), else its place in the batch."""
+    if not isinstance(item, Mapping):
+        return str(getattr(item, "id", f"example-{position}"))
+    if item.get("id") is not None:
+        return str(item["id"])
+    for key in ("audio_filepath", "audio"):
+        if isinstance(item.get(key), (str, Path)):
+            return str(item[key]) + (f"@{item['offset']}" if item.get("offset") else "")
+    return f"example-{position}"
+
+
+def _from_cut(cut, name: str) -> Example:
     custom = getattr(cut, "custom", None) or {}
     spoken = [s.text for s in sorted(cut.supervisions, key=lambda s: s.start) if s.text]
     rate = int(cut.sampling_rate)
@@ -111,12 +124,15 @@ def _from_cut(cut) -> Example:
     return Example(id=name, turns=(Turn("user", user), Turn("assistant", (_text(" ".join(spoken), name),))))
 
 
-def _from_dict(item: dict, sample_rate: int, position: int) -> Example:
-    name = _name(item, position)
-    audio = item.get("audio", item.get("audio_filepath"))
+def _from_dict(item: Mapping, sample_rate: int, name: str) -> Example:
+    audio = item["audio_filepath"] if item.get("audio") is None and "audio_filepath" in item else item.get("audio")
     several = isinstance(audio, (list, tuple)) and not (audio and isinstance(audio[0], (int, float)))
     pieces = [] if audio is None else list(audio) if several else [audio]
-    clips = [_clip(piece, {} if several else item, sample_rate, name) for piece in pieces]
+    if not pieces and (item.get("duration") is not None or item.get("num_samples") is not None):
+        raise _no_audio(item, name)
+    # Beside several clips a length or an offset says nothing about any of them; a rate is that of all.
+    shared = item if len(pieces) == 1 else {key: item[key] for key in ("sampling_rate", "sample_rate") if key in item}
+    clips = [_clip(piece, shared, sample_rate, name) for piece in pieces]
     if "messages" in item:
         return Example(id=name, turns=_turns(item["messages"], clips, name))
     prompt = (str(item["prompt"]),) if item.get("prompt") else ()
@@ -124,8 +140,9 @@ def _from_dict(item: dict, sample_rate: int, position: int) -> Example:
     return Example(id=name, turns=(Turn("user", (*prompt, *clips)), answer) if prompt or clips else (answer,))
 
 
-def _turns(messages: Sequence[dict], clips: list[Clip], name: str) -> tuple[Turn, ...]:
-    marks = sum(str(m.get("content", "")).count(AUDIO_MARK) for m in messages)
+def _turns(messages: Sequence[Mapping], clips: list[Clip], name: str) -> tuple[Turn, ...]:
+    spoken = [_message(message, name) for message in messages]
+    marks = sum(content.count(AUDIO_MARK) for _, content in spoken)
     if marks != len(clips):
         raise ExampleError(
             f"example {name!r} does not have one {AUDIO_MARK} for each clip",
@@ -134,46 +151,97 @@ def _turns(messages: Sequence[dict], clips: list[Clip], name: str) -> tuple[Turn
             because="a mark is where the frames of one clip are placed; counted per clip, not per example",
             fix=f"write {AUDIO_MARK} in the message once for each entry of 'audio'",
         )
+    _text("".join(content.replace(AUDIO_MARK, "") for role, content in spoken if role == "assistant"), name)
     left, turns = iter(clips), []
-    for message in messages:
-        role = message.get("role")
-        if role not in ROLES:
-            raise ExampleError(
-                f"example {name!r} has a turn of an unknown role",
-                got=repr(role),
-                expected=f"one of {', '.join(ROLES)}",
-                because="only assistant turns are learned from, so the role decides what is supervised",
-                fix="rename the role in the example's messages",
-            )
-        pieces = re.split(f"({re.escape(AUDIO_MARK)})", str(message.get("content", "")))
+    for role, content in spoken:
+        pieces = re.split(f"({re.escape(AUDIO_MARK)})", content)
         turns.append(Turn(role, tuple(next(left) if p == AUDIO_MARK else p for p in pieces if p)))
     return tuple(turns)
 
 
-def _clip(piece: object, item: dict, sample_rate: int, name: str) -> Clip:
+def _message(message: object, name: str) -> tuple[str, str]:
+    """Role and content of one of an example's messages."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+        raise ExampleError(
+            f"example {name!r} has a message whose content is not text",
+            got=repr(message)[:120],
+            expected=f"{{'role': ..., 'content': text}}, with {AUDIO_MARK} where a clip is heard",
+            because="what is not text would be learned in its Python spelling, brackets and all",
+            fix=f"join the parts of the content into one text, with {AUDIO_MARK} for each clip",
+        )
+    role = message.get("role")
+    if role not in ROLES:
+        raise ExampleError(
+            f"example {name!r} has a turn of an unknown role",
+            got=repr(role),
+            expected=f"one of {', '.join(ROLES)}",
+            because="only assistant turns are learned from, so the role decides what is supervised",
+            fix="rename the role in the example's messages",
+        )
+    return role, message["content"]
+
+
+def _clip(piece: object, item: Mapping, sample_rate: int, name: str) -> Clip:
     """The clip of one 'audio' entry; a nested dict (Hugging Face's Audio column, one of several clips) may hold its lengths."""
-    if isinstance(piece, dict):
-        item = {**item, **piece}
-        piece = next((piece[k] for k in ("array", "bytes", "audio_filepath", "path") if piece.get(k) is not None), None)
+    if isinstance(piece, Mapping):
+        item, piece = {**item, **piece}, next((piece[k] for k in _PARTS if piece.get(k) is not None), None)
+        if piece is None:
+            raise _no_audio(item, name)
+    in_file = isinstance(piece, (str, Path, bytes))
+    if item.get("offset") is not None and not in_file:
+        raise ExampleError(
+            f"example {name!r} has an offset into audio that is not a file",
+            got=f"offset {item['offset']!r} beside {type(piece).__name__}",
+            expected="an offset beside a path or encoded bytes",
+            because="the whole of an array or cut is heard; an offset left unused would put another text to it",
+            fix="slice the array, or truncate the cut",
+        )
     if hasattr(piece, "load_audio"):
         rate = int(piece.sampling_rate)
         return Clip(source=piece, num_samples=samples_of(piece.duration, rate, name), sample_rate=rate)
-    rate = int(item.get("sampling_rate") or item.get("sample_rate") or sample_rate)
-    channel = item.get("channel")
-    start = None if item.get("offset") is None else round(float(item["offset"]) * rate)
+    rate = _rate(item.get("sampling_rate", item.get("sample_rate")), sample_rate, name)
+    start = None if item.get("offset") is None else _start(item["offset"], rate, name)
     if item.get("num_samples") is not None:
-        count = samples_of(item["num_samples"] / rate, rate, name)
+        count = _checked(item["num_samples"], 1, "samples", rate, name)
     elif "duration" in item:
         count = samples_of(item["duration"], rate, name)
-    elif isinstance(piece, (str, Path, bytes)):
+    elif in_file:
         from packfp8.data.audio import probe_file
 
         whole, file_rate, _ = probe_file(piece)
         start, rate = None if start is None else start * file_rate // rate, file_rate
-        count = whole - (start or 0)
+        count = _checked(whole - (start or 0), 1, "samples", rate, name)
     else:
         count = _array_samples(piece, name)
-    return Clip(source=piece, num_samples=count, sample_rate=rate, start_sample=start, channel=channel)
+    return Clip(source=piece, num_samples=count, sample_rate=rate, start_sample=start, channel=item.get("channel"))
+
+
+def _rate(rate: object, default: int, name: str) -> int:
+    """The item's rate in Hz, or the default where it names none."""
+    if rate is None:
+        return default
+    if isinstance(rate, (int, float, np.number)) and rate >= 1 and int(rate) == rate:
+        return int(rate)
+    raise LengthError(
+        f"example {name!r} has an impossible sample rate",
+        got=repr(rate),
+        expected="a whole number of samples a second, at least 1",
+        because="seconds become samples by the rate, and samples become tokens",
+        fix="correct 'sampling_rate', or leave it out for the encoder's",
+    )
+
+
+def _start(seconds: object, sample_rate: int, name: str) -> int:
+    """The sample at which a clip begins."""
+    if isinstance(seconds, (int, float, np.number)) and seconds >= 0 and math.isfinite(float(seconds) * sample_rate):
+        return round(float(seconds) * sample_rate)
+    raise LengthError(
+        f"example {name!r} begins at an impossible offset",
+        got=f"{seconds!r} s",
+        expected="a finite number of seconds, at least 0",
+        because="another part of the file says another text",
+        fix="repair or remove the manifest line",
+    )
 
 
 def _array_samples(array: object, name: str) -> int:
@@ -195,17 +263,33 @@ def samples_of(seconds: object, sample_rate: int, name: str) -> int:
     Raises:
         LengthError: `seconds` is missing, not finite, or comes to less than one sample.
     """
-    number = isinstance(seconds, (int, float, np.number)) and math.isfinite(seconds)
-    count = math.floor(float(seconds) * sample_rate + 0.5) if number else 0
+    return _checked(seconds, sample_rate, "s", sample_rate, name)
+
+
+def _checked(length: object, times: int, unit: str, sample_rate: int, name: str) -> int:
+    """`length` in samples, `times` as many as of its unit."""
+    number = isinstance(length, (int, float, np.number)) and not isinstance(length, bool)
+    samples = float(length) * times if number else 0.0
+    count = math.floor(samples + 0.5) if math.isfinite(samples) else 0
     if count < 1:
         raise LengthError(
             f"example {name!r} has an impossible duration",
-            got=f"{seconds!r} s",
+            got=f"{length!r} {unit}",
             expected=f"a finite duration of at least one sample at {sample_rate} Hz",
             because="a clip without samples has no encoder frame, and a length that is not a number sorts anywhere",
             fix="repair or remove the manifest line",
         )
     return count
+
+
+def _no_audio(item: Mapping, name: str) -> ExampleError:
+    return ExampleError(
+        f"example {name!r} announces audio and has none",
+        got=f"keys {', '.join(map(str, item))}",
+        expected=f"'audio' or 'audio_filepath', or a dict with one of {', '.join(_PARTS)}",
+        because="it would be learned as text alone, without a word about the audio that was left out",
+        fix="name the audio, or remove 'duration' and 'num_samples' from a text",
+    )
 
 
 def _text(text: object, name: str) -> str:
@@ -218,10 +302,3 @@ def _text(text: object, name: str) -> str:
         because="without an answer none of its tokens would be supervised, and it would train nothing",
         fix="add the transcript, drop the example, or pass packfp8.Example with the turns you mean",
     )
-
-
-def _name(item: dict, position: int) -> str:
-    for key in ("id", "audio_filepath", "audio"):
-        if isinstance(item.get(key), (str, int, Path)):
-            return str(item[key])
-    return f"example-{position}"

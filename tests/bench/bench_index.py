@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from itertools import pairwise
 
 import click
 import numpy as np
@@ -23,7 +24,7 @@ from packfp8.rule import Topology, align
 def slice_and_cat(tensor: torch.Tensor, offsets: list[int], cp: int, rank: int) -> torch.Tensor:
     """The rank's tokens of `tensor` `[T]`, one sequence after another."""
     parts = []
-    for a, b in zip(offsets, offsets[1:]):
+    for a, b in pairwise(offsets):
         sequence = tensor[a:b]
         chunk = (b - a) // (2 * cp)
         parts.append(sequence[rank * chunk : (rank + 1) * chunk])
