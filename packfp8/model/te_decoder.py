@@ -150,7 +150,7 @@ class TeDecoder(nn.Module):
         """A function that turns `[..., heads, head_dim]` by each token's place in its slot."""
         cp, cp_rank = self._cp
         longest = attended["max_seqlen_q"] if layout == "thd" else x.shape[_TOKEN_DIM[layout]] * cp
-        offsets = attended.get("cu_seqlens_q")
+        offsets = attended.get("cu_seqlens_q_padded", attended.get("cu_seqlens_q"))
         angles = te.rotary_angles(longest, self.sizes.head_dim, self.sizes.rope_base, x.device)
 
         def rotate(t: Tensor) -> Tensor:
