@@ -5,7 +5,7 @@ import pytest
 import soundfile
 
 from packfp8.data import Clip, Collator, Example, Turn
-from packfp8.lengths import AudioFrames, Measure
+from packfp8.lengths import AudioFrames, Measure, Template
 from packfp8.rule import Topology, align
 
 SAMPLES_PER_FRAME = 800  # 20 frames a second
@@ -56,6 +56,20 @@ def examples(make_clip):
         "short": (user(make_clip(7, 1)), answer("z")),
     }
     return [Example(id=name, turns=turns) for name, turns in turns.items()]
+
+
+@pytest.fixture(scope="session")
+def docs():
+    """A function from texts such as "1 2 3" to one example for each, named by its number, all of it supervised."""
+    return lambda *texts: [Example(id=str(n), turns=(Turn("assistant", (text,)),)) for n, text in enumerate(texts)]
+
+
+@pytest.fixture(scope="session")
+def bare():
+    """A function from a rule and options to a collator of `docs`: words are ids, and nothing stands around them."""
+    template = Template(roles={"assistant": ("", ""), "user": ("", "")}, prompt="", eos=False)
+    measure = Measure(frames=None, tokenizer=lambda text: [int(word) for word in text.split()], template=template)
+    return lambda rule, **options: Collator(**{"measure": measure, "rule": rule, **options})
 
 
 @pytest.fixture(scope="session")

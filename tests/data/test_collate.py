@@ -1,7 +1,6 @@
-"""Collator: labels, what is conserved, budgets, static packs, policies that agree on all ranks, workers."""
+"""Collator: what is conserved, budgets, static packs, policies that agree on all ranks, workers."""
 
 import pickle
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,137 +12,10 @@ from torch.utils.data import DataLoader
 
 from packfp8.data import Clip, Collator, Example, Turn, corpus
 from packfp8.errors import AudioError, BudgetError, ConfigError, ExampleError
-from packfp8.lengths import AudioFrames, ByteTokenizer, Measure, Template
-from packfp8.rule import RECIPES, Topology, align
+from packfp8.lengths import AudioFrames, Measure
+from packfp8.rule import align
 
 IGN = -100
-BARE = Template(roles={"assistant": ("", ""), "user": ("", "")}, prompt="", eos=False)
-
-
-def numbers(text):
-    """A tokenizer for texts such as "1 2 3"."""
-    return [int(word) for word in text.split()]
-
-
-def docs(*answers):
-    """One example for each answer, all of it supervised and nothing around it."""
-    return [Example(id=str(n), turns=(Turn("assistant", (text,)),)) for n, text in enumerate(answers)]
-
-
-def bare_collator(rule, **options):
-    return Collator(measure=Measure(frames=None, tokenizer=numbers, template=BARE), rule=rule, **options)
-
-
-# ---- labels
-
-
-def test_labels_never_cross_into_the_next_document():
-    batch = bare_collator(align("bf16"))(docs("1 2 3", "4 5"))
-    assert batch.input_ids.tolist() == [1, 2, 3, 4, 5]
-    assert batch.labels.tolist() == [2, 3, IGN, 5, IGN]
-    assert batch.num_supervised == 3
-
-
-def test_labels_are_shifted_before_the_split_over_ranks():
-    slabs = [bare_collator(align("bf16", Topology(cp=2, cp_rank=r)))(docs("1 2 3", "4 5 6 7 8")) for r in range(2)]
-    # slots | 1 2 3 . | and | 4 5 6 7 8 . . . |; rank 0 has the first and the last chunk of each
-    assert slabs[0].input_ids.tolist() == [1, 0, 4, 5, 0, 0]
-    assert slabs[0].labels.tolist() == [2, IGN, 5, 6, IGN, IGN]
-    assert slabs[1].input_ids.tolist() == [2, 3, 6, 7, 8, 0]
-    assert slabs[1].labels.tolist() == [3, IGN, 7, 8, IGN, IGN]
-    assert [slab.num_supervised for slab in slabs] == [3, 3]
-
-
-@pytest.mark.parametrize("layout", ["thd", "bshd"])
-def test_one_token_documents_have_a_slot_and_no_label(layout):
-    batch = bare_collator(align("bf16", layout=layout))(docs("3", "1", "4 9"))
-    assert batch.num_supervised == int((batch.labels != IGN).sum()) == 1
-    assert len(batch.cu_seqlens) == 4
-
-
-def test_only_answers_and_their_end_are_learned(examples, collator_of, rule_of, measure):
-    batch = collator_of(rule_of())(examples)
-    labels = batch.unpack(batch.labels)
-    words = {
-        name: ByteTokenizer().decode([i for i in row.tolist() if i != IGN]).replace("\ufffd", "")
-        for name, row in labels.items()
-    }
-    assert words == {
-        "one clip": "yes",
-        "two clips": "They differ.",
-        "text": "Hi",
-        "letter": "a",
-        "talk": "onetwo",
-        "long": "y" * 33,
-        "short": "z",
-    }
-    ends = {name: int((row == ByteTokenizer().eos_token_id).sum()) for name, row in labels.items()}
-    assert ends == {**dict.fromkeys(words, 1), "talk": 2}
-    assert batch.num_supervised == sum(measure(example).supervised for example in examples)
-
-
-def test_the_last_label_of_each_sequence_and_every_frame_is_ignored_unless_an_answer_follows(examples, collator_of, rule_of):
-    batch = collator_of(rule_of())(examples)
-    for row in batch.unpack(batch.labels).values():
-        assert row[-1] == IGN
-    frames = torch.zeros(batch.tokens, dtype=torch.bool)
-    frames[batch.audio_destination] = True
-    assert (batch.labels[frames] == IGN).all()  # each of these clips is followed by the mark of a turn
-
-
-@pytest.mark.parametrize("layout", ["thd", "bshd"])
-def test_where_padding_has_the_id_of_eos_the_learned_eos_stays_and_no_pad_is_learned(rule_of, examples, layout):
-    tokenizer = ByteTokenizer(pad_is_eos=True)
-    assert tokenizer.pad_token_id == tokenizer.eos_token_id
-    frames = AudioFrames.linear(800)
-    made = [
-        Collator(measure=Measure(frames=frames, tokenizer=t), rule=rule_of(layout=layout))(examples)
-        for t in (tokenizer, ByteTokenizer())
-    ]
-    assert int((made[0].labels == tokenizer.eos_token_id).sum()) == len(examples) + 1
-    assert torch.equal(made[0].labels, made[1].labels)
-    assert torch.equal(made[0].padding_mask, made[1].padding_mask)
-
-
-def test_a_real_token_with_the_id_of_pads_is_learned():
-    batch = bare_collator(align("block"))(docs("0 0 0", "5 0"))
-    assert batch.labels.tolist()[:5] == [0, 0, IGN, 0, IGN]
-    assert batch.padding_mask.tolist() == [False] * 5 + [True] * 11
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("topology", [(1, 1, False), (2, 1, False), (4, 2, True), (3, 2, True), (1, 4, True)], ids=str)
-def test_both_layouts_learn_the_same_tokens_for_every_rule(batches_of, examples, measure, recipe, topology):
-    cp, tp, sp = topology
-    wanted = Counter()
-    for example in examples:
-        encoded = measure.encode(example)
-        wanted.update(encoded.ids[1:][encoded.supervised[1:]].tolist())
-    for layout in ("thd", "bshd"):
-        batches = batches_of(examples, recipe=recipe, layout=layout, cp=cp, tp=tp, sp=sp)
-        labels = torch.cat([batch.labels.reshape(-1) for batch in batches])
-        assert Counter(labels[labels != IGN].tolist()) == wanted
-        assert sum(batch.num_supervised for batch in batches) == sum(wanted.values())
-        for batch in batches:
-            assert batch.num_supervised == int((batch.labels != IGN).sum())
-
-
-texts = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=20), min_size=1, max_size=6)
-
-
-@given(texts, st.sampled_from([1, 2, 4]), st.sampled_from(["thd", "bshd"]), st.sampled_from(["bf16", "block"]))
-def test_the_labels_of_a_pack_are_those_of_each_document_alone(texts, cp, layout, recipe):
-    items = docs(*(" ".join(map(str, text)) for text in texts))
-    rules = [align(recipe, Topology(cp=cp, cp_rank=rank), layout=layout) for rank in range(cp)]
-    batches = [bare_collator(rule)(items) for rule in rules]
-    labels = batches[0].unpack([batch.labels for batch in batches])
-    ids = batches[0].unpack([batch.input_ids for batch in batches])
-    for n, text in enumerate(texts):
-        assert ids[str(n)].tolist() == text
-        assert labels[str(n)].tolist() == [*text[1:], IGN]
-    assert sum(batch.num_supervised for batch in batches) == sum(len(text) - 1 for text in texts)
-
-
 # ---- conservation and policies
 
 
@@ -152,11 +24,11 @@ def batch_ids(batch):
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(16, 200), st.sampled_from(["thd", "bshd"]), st.data())
-def test_every_id_comes_out_once_or_is_set_aside_with_its_reason(lengths, budget, layout, data):
+def test_every_id_comes_out_once_or_is_set_aside_with_its_reason(bare, docs, lengths, budget, layout, data):
     most = data.draw(st.one_of(st.none(), st.integers(1, 5)))
     rule = align("block", layout=layout)
     items = docs(*(" ".join(["7"] * n) for n in lengths))
-    batch = bare_collator(rule, budget=budget, over_budget="set_aside", max_sequences=most)(items)
+    batch = bare(rule, budget=budget, over_budget="set_aside", max_sequences=most)(items)
     assert batch_ids(batch) == sorted(item.id for item in items)
     assert batch.slots.total <= budget
     assert len(batch.ids) <= (most or len(items))
@@ -166,22 +38,22 @@ def test_every_id_comes_out_once_or_is_set_aside_with_its_reason(lengths, budget
     assert batch.slots.lengths[: len(kept)].tolist() == [lengths[n] for n in kept]
     if kept and (most is None or len(kept) < most):  # one more would not have fitted
         for left in batch.set_aside:
-            more = bare_collator(rule, budget=budget, max_sequences=most)
+            more = bare(rule, budget=budget, max_sequences=most)
             with pytest.raises(BudgetError):
                 more([*(items[n] for n in kept), items[int(left.id)]])
 
 
-def test_more_rows_may_need_fewer_tokens_and_are_not_refused_on_the_way():
+def test_more_rows_may_need_fewer_tokens_and_are_not_refused_on_the_way(bare, docs):
     rule = align("block", layout="bshd")
     items = docs(*["1"] * 16)
-    assert bare_collator(rule, budget=16)(items).slots.total == 16  # 15 rows of 1 would need 15 * 16
-    assert bare_collator(rule, budget=16, over_budget="set_aside")(items).set_aside == ()
+    assert bare(rule, budget=16)(items).slots.total == 16  # 15 rows of 1 would need 15 * 16
+    assert bare(rule, budget=16, over_budget="set_aside")(items).set_aside == ()
 
 
 @pytest.mark.parametrize("layout", ["thd", "bshd"])
 @pytest.mark.parametrize("extra", [0, 1])
-def test_a_sequence_of_exactly_the_budget_fits_and_one_token_more_does_not(layout, extra):
-    collator = bare_collator(align("block", layout=layout), budget=33)
+def test_a_sequence_of_exactly_the_budget_fits_and_one_token_more_does_not(bare, docs, layout, extra):
+    collator = bare(align("block", layout=layout), budget=33)
     item = docs(" ".join(["1"] * (32 + extra)))
     if not extra:
         assert collator(item).slots.total == 32
@@ -190,9 +62,9 @@ def test_a_sequence_of_exactly_the_budget_fits_and_one_token_more_does_not(layou
         collator(item)
 
 
-def test_an_example_over_the_budget_is_refused_line_by_line(lines_of):
+def test_an_example_over_the_budget_is_refused_line_by_line(bare, docs, lines_of):
     with pytest.raises(BudgetError) as caught:
-        bare_collator(align("block"), budget=47)(docs("1", " ".join(["2"] * 32), "3"))
+        bare(align("block"), budget=47)(docs("1", " ".join(["2"] * 32), "3"))
     assert lines_of(caught.value) == {
         "what": "example '1' does not fit the pack",
         "got": "33 tokens of slots",
@@ -202,18 +74,18 @@ def test_an_example_over_the_budget_is_refused_line_by_line(lines_of):
     }
 
 
-def test_padded_rows_over_the_budget_are_refused_by_their_number_and_size(lines_of):
+def test_padded_rows_over_the_budget_are_refused_by_their_number_and_size(bare, docs, lines_of):
     with pytest.raises(BudgetError) as caught:
-        bare_collator(align("block", layout="bshd"), budget=47)(docs("1", "2 2 2 2 2 2 2 2 2", "3"))
+        bare(align("block", layout="bshd"), budget=47)(docs("1", "2 2 2 2 2 2 2 2 2", "3"))
     lines = lines_of(caught.value)
     assert lines["what"] == "example '2' does not fit the pack"
     assert (lines["got"], lines["expected"]) == ("3 rows of 16, 48 tokens", "at most 47 tokens")
 
 
 @pytest.mark.parametrize("layout", ["thd", "bshd"])
-def test_sequences_over_their_greatest_number_are_refused(lines_of, layout):
+def test_sequences_over_their_greatest_number_are_refused(bare, docs, lines_of, layout):
     with pytest.raises(BudgetError) as caught:
-        bare_collator(align("block", layout=layout), max_sequences=2)(docs("1", "2", "3"))
+        bare(align("block", layout=layout), max_sequences=2)(docs("1", "2", "3"))
     lines = lines_of(caught.value)
     assert lines["what"] == "example '2' does not fit the pack"
     assert (lines["got"], lines["expected"]) == ("3 sequences", "at most 2 sequences")
@@ -299,16 +171,11 @@ def test_the_checksum_is_equal_on_all_peers_of_a_pack_and_not_for_two_texts_of_o
     assert made[0](peers[1]).checksum != made[3](examples).checksum
 
 
-def test_the_checksum_differs_where_only_what_is_learned_differs():
-    made = [
-        Measure(frames=None, tokenizer=numbers, template=template)
-        for template in (BARE, Template(roles=BARE.roles, prompt="", eos=9))
-    ]
-    ids = [bare_collator(align("block"))(docs("1 2 9")), Collator(measure=made[1], rule=align("block"))(docs("1 2"))]
-    assert torch.equal(ids[0].input_ids, ids[1].input_ids)
-    asked = Example(id="0", turns=(Turn("user", ("1 2",)), Turn("assistant", ("9",))))
-    assert torch.equal(bare_collator(align("block"))([asked]).input_ids, ids[0].input_ids)
-    assert bare_collator(align("block"))([asked]).checksum != ids[0].checksum == ids[1].checksum
+def test_the_checksum_differs_where_only_what_is_learned_differs(bare, docs):
+    learned, asked = docs("1 2 9")[0], Example(id="0", turns=(Turn("user", ("1 2",)), Turn("assistant", ("9",))))
+    one, other = (bare(align("block"))([example]) for example in (learned, asked))
+    assert torch.equal(one.input_ids, other.input_ids)
+    assert one.checksum != other.checksum
 
 
 # ---- static packs
@@ -331,13 +198,13 @@ def test_static_packs_have_one_shape_and_one_max_seqlen(batches_of, examples, cp
     assert seen == {(512, int)}
 
 
-def test_a_static_pack_that_is_full_to_the_last_token_repeats_its_last_offset_once_more():
-    batch = bare_collator(align("block"), static=True, budget=16, max_sequences=2)(docs("1 " * 9, "2 " * 7))
+def test_a_static_pack_that_is_full_to_the_last_token_repeats_its_last_offset_once_more(bare, docs):
+    batch = bare(align("block"), static=True, budget=16, max_sequences=2)(docs("1 " * 9, "2 " * 7))
     assert batch.cu_seqlens.tolist() == [0, 9, 16, 16]
 
 
-def test_a_static_pack_does_not_take_more_sequences_than_its_offsets(examples):
-    collator = bare_collator(align("block"), static=True, budget=64, max_sequences=2, over_budget="set_aside")
+def test_a_static_pack_does_not_take_more_sequences_than_its_offsets(bare, docs, examples):
+    collator = bare(align("block"), static=True, budget=64, max_sequences=2, over_budget="set_aside")
     batch = collator(docs("1", "2", "3"))
     assert [left.id for left in batch.set_aside] == ["2"]
     assert batch.cu_seqlens.tolist() == [0, 1, 2, 64]
@@ -351,9 +218,9 @@ def test_a_static_pack_does_not_take_more_sequences_than_its_offsets(examples):
         ({"budget": 64, "max_sequences": 4}, "bshd", "budget=64, max_sequences=4, layout 'bshd'"),
     ],
 )
-def test_static_without_its_bounds_is_refused(lines_of, options, layout, got):
+def test_static_without_its_bounds_is_refused(bare, lines_of, options, layout, got):
     with pytest.raises(ConfigError) as caught:
-        bare_collator(align("block", layout=layout), static=True, **options)
+        bare(align("block", layout=layout), static=True, **options)
     assert lines_of(caught.value) == {
         "what": "packs cannot be static",
         "got": got,
