@@ -1,0 +1,103 @@
+"""Workers: child processes that count parts of manifests, so that reading uses every core.
+
+A child is a plain `python -c`, not one of `multiprocessing`: it neither imports the caller's script again (spawn) nor copies
+a process with torch's threads (fork), so that a notebook and a script without a main guard may call the report.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+_CHILD = "import sys; sys.path[:] = {path!r}; from packfp8.report.workers import serve; serve()"
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_children(function: Callable, tasks: Iterable, children: int) -> Iterator:
+    """Results of `function(task)` in the order of the tasks, counted by so many child processes.
+
+    Args:
+        function: importable by its name.
+        tasks: picklable; drawn as they are needed, at most two for each child ahead.
+        children: number of processes.
+
+    Raises:
+        What the function raises, and ChildProcessError where a child dies.
+    """
+    idle: SimpleQueue[subprocess.Popen] = SimpleQueue()
+    processes = [_start() for _ in range(children)]
+    for process in processes:
+        idle.put(process)
+
+    def run(task):
+        process = idle.get()
+        try:
+            return _ask(process, function, task)
+        finally:
+            idle.put(process)
+
+    pending: deque[Future] = deque()
+    try:
+        with ThreadPoolExecutor(children) as threads:
+            for task in tasks:
+                pending.append(threads.submit(run, task))
+                if len(pending) > 2 * children:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def serve() -> None:
+    """Nothing; answers tasks from stdin on stdout until the parent closes them. This is what a child runs."""
+    gc.disable()  # parsed lines hold no cycles, and looking for some takes a fifth of the time
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a print of some library must not end up between the answers
+    while True:
+        try:
+            function, task = pickle.load(requests)
+        except EOFError:
+            return
+        try:
+            answer = function(task)
+        except Exception as fault:  # noqa: BLE001  the parent raises it again
+            answer = _Raised(fault)
+        pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
+        answers.flush()
+
+
+class _Raised:
+    def __init__(self, fault: Exception) -> None:
+        self.fault = fault
+
+
+def _start() -> subprocess.Popen:
+    command = [sys.executable, "-c", _CHILD.format(path=[entry or str(Path.cwd()) for entry in sys.path])]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _ask(process: subprocess.Popen, function: Callable, task):
+    try:
+        pickle.dump((function, task), process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+        process.stdin.flush()
+        answer = pickle.load(process.stdout)
+    except (EOFError, BrokenPipeError) as fault:
+        raise ChildProcessError(f"a process that counts lines died with exit code {process.wait()}") from fault
+    if isinstance(answer, _Raised):
+        raise answer.fault
+    return answer
