@@ -190,6 +190,7 @@ def test_hugging_face_gets_no_mask_and_shifted_labels_under_both_names():
     batch = make()
     given = batch.kwargs("hf")
     assert "attention_mask" not in given
+    assert given["use_cache"] is False  # with a cache its masks take the row for one sequence
     assert given["labels"] is given["shift_labels"]
     assert given["labels"].shape == given["position_ids"].shape == given["seq_idx"].shape == (1, batch.tokens)
     assert given["cu_seq_lens_q"].dtype == torch.int32

@@ -46,8 +46,8 @@ SEQUENCE_SHAPED = frozenset(
 
 REPLICATED = frozenset(
     {
-        *("qkv_format", "attn_mask_type", "attention_mask", "pad_between_seqs", "window_size", "packed_seq_params"),
-        *("cu_seqlens", "max_seqlen", "cp_size", "cp_rank"),
+        *("qkv_format", "attn_mask_type", "attention_mask", "pad_between_seqs", "packed_seq_params"),
+        *("cu_seqlens", "max_seqlen", "cp_size", "cp_rank", "window_size", "use_cache"),
         *("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded", "max_seqlen_q", "max_seqlen_kv"),
         *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
         *("cu_seq_q", "cu_seq_k", "max_q", "max_k"),

@@ -1,9 +1,10 @@
 """Hugging Face transformers (5.18.0): the keyword arguments of a causal language model.
 
-The offsets are its `FlashAttentionKwargs`. Without an attention mask its other attentions find the sequences in position ids
-that do not go up by one (`masking_utils.find_packed_sequence_indices`), as ours do not between slots; a mask of ones would turn
-that off. `ForCausalLMLoss` shifts unless it is given `shift_labels`, and is called only where there are `labels`: hence both.
-Hybrid models hand `seq_idx` to their Mamba layers.
+The offsets are its `FlashAttentionKwargs`. Its other attentions find the sequences in position ids that do not go up by one
+(`masking_utils.find_packed_sequence_indices`), as ours do not between slots; but not beside an attention mask of ones, nor with
+a key-value cache, which a model makes unless told `use_cache=False`. `ForCausalLMLoss` shifts unless it is given `shift_labels`,
+and is called only where there are `labels`: hence both. Hybrid models hand `seq_idx` to their Mamba or convolution layers, whose
+fallbacks for the CPU ignore it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ def hf(batch: PackedBatch) -> dict:
     refuse_slab(batch, "hf")
     refuse_sequence_first(batch, "hf")
     if batch.layout == "bshd":  # padded on the right: a causal mask alone keeps real tokens from pads
-        return {"position_ids": batch.position_ids, "labels": batch.labels, "shift_labels": batch.labels}
+        tokens = {"position_ids": batch.position_ids, "labels": batch.labels, "shift_labels": batch.labels}
+        return tokens | {"use_cache": False}
     labels = batch.labels.unsqueeze(0)
     return {
+        "use_cache": False,
         "position_ids": batch.position_ids.unsqueeze(0),
         "labels": labels,
         "shift_labels": labels,
