@@ -3,6 +3,20 @@
 from packfp8.data.batch import PackedBatch, SetAside
 from packfp8.data.collate import Collator
 from packfp8.data.corpus import corpus
+from packfp8.data.dataset import PackedDataset
 from packfp8.data.example import Clip, Example, Turn, as_example, as_examples
+from packfp8.data.sampler import PackingSampler
 
-__all__ = ["Clip", "Collator", "Example", "PackedBatch", "SetAside", "Turn", "as_example", "as_examples", "corpus"]
+__all__ = [
+    "Clip",
+    "Collator",
+    "Example",
+    "PackedBatch",
+    "PackedDataset",
+    "PackingSampler",
+    "SetAside",
+    "Turn",
+    "as_example",
+    "as_examples",
+    "corpus",
+]

@@ -1,0 +1,114 @@
+"""Terms: everything that decides which examples go into which pack of which step, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packfp8.data.collate import POLICIES
+from packfp8.errors import ConfigError
+from packfp8.lengths import Measure, Measured
+from packfp8.packing import Dealer, PackCost, RowPacker, StreamPacker
+from packfp8.rule import Alignment
+
+ENDS = ("fill", "drop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The settings of a sampler; the same on every rank, but for the rank's own coordinates in `rule.topology`.
+
+    Attributes as `PackingSampler` takes them.
+
+    Raises:
+        ConfigError: an unknown policy or end, a seed that is not a whole number.
+        BudgetError: a budget below the least pack.
+    """
+
+    measure: Measure
+    rule: Alignment
+    budget: int
+    lookahead: int
+    max_sequences: int | None
+    seed: int
+    shuffle: bool
+    shuffle_buffer: int
+    window: int
+    cost: PackCost
+    over_budget: str
+    on_fault: str
+    end: str
+
+    def __post_init__(self) -> None:
+        for name, choices in (("over_budget", POLICIES), ("on_fault", POLICIES), ("end", ENDS)):
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"{name} is not a policy",
+                    got=repr(getattr(self, name)),
+                    expected=" or ".join(map(repr, choices)),
+                    because="what is in no pack is refused or named, and every rank gets as many steps as the others",
+                    fix=f"choose {name}={choices[0]!r} or {name}={choices[1]!r}",
+                )
+        for name, least in (("seed", 0), ("shuffle_buffer", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(
+                    f"{name} is not a number that every rank can share",
+                    got=repr(value),
+                    expected=f"a whole number of at least {least}",
+                    because="each rank walks all examples by itself; orders that differ would repeat some and lose others",
+                    fix=f"pass the same {name} on every rank",
+                )
+        self.rule.floor(self.budget)
+        self.packer()
+        self.dealer(0)
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks: packs of a step."""
+        return self.rule.topology.dp
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest sequence that a pack can hold."""
+        multiple = self.rule.row(1) if self.rule.layout == "bshd" else self.rule.sequence
+        within = self.budget if self.rule.layout == "bshd" else self.rule.floor(self.budget)
+        return within // multiple * multiple
+
+    def packer(self) -> StreamPacker | RowPacker:
+        """An empty packer."""
+        if self.rule.layout == "bshd":
+            return RowPacker(self.rule, self.budget, lookahead=self.lookahead, max_sequences=self.max_sequences)
+        capacity = self.rule.floor(self.budget)
+        return StreamPacker(capacity, self.rule.sequence, lookahead=self.lookahead, max_sequences=self.max_sequences)
+
+    def dealer(self, epoch: int) -> Dealer:
+        """An empty dealer. One rank has nobody to be balanced with, so its packs keep their order."""
+        return Dealer(self.ranks, window=self.window if self.ranks > 1 else 1, seed=self.seed * 1_000_003 + epoch)
+
+    def cost_of(self, pack: list[Measured]) -> float:
+        """The work of a pack, padding included."""
+        lengths = [one.tokens for one in pack]
+        multiple = self.rule.row(len(pack)) if self.rule.layout == "bshd" else self.rule.sequence
+        if self.rule.layout == "bshd":
+            lengths = [max(lengths)] * len(lengths)
+        slots = [-(-tokens // multiple) * multiple for tokens in lengths]
+        return self.cost(slots, sum(sum(one.encoder_frames) for one in pack))
+
+    def summary(self) -> dict:
+        """The terms in plain values; two samplers with equal ones plan the same steps from the same examples."""
+        return {
+            "rule": self.rule.fingerprint,
+            "measure": self.measure.fingerprint,
+            "dp": self.ranks,
+            "budget": int(self.budget),
+            "lookahead": int(self.lookahead),
+            "max_sequences": None if self.max_sequences is None else int(self.max_sequences),
+            "seed": self.seed,
+            "shuffle": bool(self.shuffle),
+            "shuffle_buffer": self.shuffle_buffer,
+            "window": int(self.window),
+            "cost": [self.cost.linear, self.cost.encoder],
+            "over_budget": self.over_budget,
+            "on_fault": self.on_fault,
+            "end": self.end,
+        }

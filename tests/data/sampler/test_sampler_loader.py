@@ -1,0 +1,182 @@
+"""Loaders: workers share the packs out without repeating any, in every way that torch and lhotse iterate a sampler."""
+
+import os
+import signal
+import warnings
+
+import pytest
+import torch
+from lhotse import CutSet
+from lhotse.cut.text import TextExample
+from lhotse.dataset.iterable_dataset import IterableDatasetWrapper
+from torch.utils.data import DataLoader
+
+from packfp8.data import Collator, PackedDataset, corpus
+from packfp8.errors import ConfigError
+from packfp8.rule import Topology, align
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return [{"id": f"t{n}", "text": "ab" * (3 + n * 29 % 50)} for n in range(60)]
+
+
+@pytest.fixture(scope="module")
+def dataset_of(measure):
+    """A function from a sampler to the dataset with its rule."""
+    return lambda sampler, **options: PackedDataset(
+        Collator(measure=measure, rule=sampler.terms.rule, budget=sampler.terms.budget, **options)
+    )
+
+
+def names(batches):
+    return [batch.ids for batch in batches]
+
+
+def test_persistent_workers_give_every_example_once_an_epoch_in_a_new_order(texts, sampler_of, dataset_of):
+    sampler = sampler_of(texts)
+    loader = DataLoader(
+        dataset_of(sampler), sampler=sampler, batch_size=None, num_workers=2, persistent_workers=True, timeout=60
+    )
+    epochs = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        batches = list(loader)
+        assert [batch.step for batch in batches] == list(range(len(batches)))
+        assert sorted(name for batch in batches for name in batch.ids) == sorted(text["id"] for text in texts)
+        epochs.append(names(batches))
+    assert epochs[0] != epochs[1]
+    with pytest.raises(TypeError):
+        len(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_lhotses_iterable_wrapper_gives_the_same_batches_in_the_same_order(make_text_cuts, sampler_of, dataset_of, workers):
+    sampler = sampler_of(make_text_cuts)
+    expected = names(dataset_of(sampler)[pack] for pack in sampler)
+    wrapped = IterableDatasetWrapper(dataset_of(sampler), sampler_of(make_text_cuts))
+    batches = list(DataLoader(wrapped, batch_size=None, num_workers=workers, timeout=60 if workers else 0))
+    assert names(batches) == expected
+    assert [batch.step for batch in batches] == list(range(len(expected)))
+
+    state = wrapped.sampler.state_dict(step=5)
+    resumed = IterableDatasetWrapper(dataset_of(sampler), sampler_of(make_text_cuts))
+    resumed.sampler.load_state_dict(state)
+    assert names(DataLoader(resumed, batch_size=None, num_workers=workers, timeout=60 if workers else 0)) == expected[6:]
+
+
+@pytest.fixture(scope="module")
+def make_text_cuts():
+    return [TextExample(text="ab" * (3 + n * 29 % 50), custom={"id": f"t{n}"}) for n in range(60)]
+
+
+def test_a_persistent_iterable_wrapper_goes_through_new_epochs(make_text_cuts, sampler_of, dataset_of):
+    sampler = sampler_of(make_text_cuts)
+    wrapped = IterableDatasetWrapper(dataset_of(sampler), sampler, auto_increment_epoch=True)
+    loader = DataLoader(wrapped, batch_size=None, num_workers=2, persistent_workers=True, timeout=60)
+    first, second = list(loader), list(loader)
+    for batches in (first, second):
+        assert len({name for batch in batches for name in batch.ids}) == sum(len(batch.ids) for batch in batches) == 60
+    assert names(first) != names(second)
+
+
+def test_a_lhotse_wrapper_with_several_ranks_shares_the_set(make_text_cuts, sampler_of, dataset_of):
+    seen = []
+    for rank in range(2):
+        sampler = sampler_of(make_text_cuts, dp=2, rank=rank)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # lhotse asks whether several ranks are meant
+            wrapped = IterableDatasetWrapper(dataset_of(sampler), sampler)
+        seen.append(names(DataLoader(wrapped, batch_size=None, num_workers=1, timeout=60)))
+    assert len(seen[0]) == len(seen[1])
+    assert len({name for column in seen for pack in column for name in pack}) == 60
+
+
+@pytest.mark.timeout(120)
+def test_sampler_and_dataset_go_to_a_spawned_worker_which_reads_real_audio(sampler_of, dataset_of):
+    sampler = sampler_of(CutSet(list(corpus())[:60]), budget=2048, cp=2)
+    loader = DataLoader(
+        IterableDatasetWrapper(dataset_of(sampler), sampler),
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context="spawn",
+        timeout=100,
+    )
+    batches = list(loader)
+    assert names(batches) == [tuple(cut.id for cut in pack) for pack in sampler] != []
+    assert all(batch.audio.shape[0] for batch in batches)
+
+
+def draw(loader, seen):
+    for batch in loader:
+        seen.append(batch)  # one by one, so that what came before a failure is kept
+
+
+class Killed(PackedDataset):
+    """Reads packs until the step at which its process is killed."""
+
+    def __getitem__(self, pack):
+        if pack.step == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(pack)
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_worker_is_an_error_and_the_state_leads_on(texts, sampler_of, dataset_of):
+    sampler = sampler_of(texts)
+    whole = names(dataset_of(sampler)[pack] for pack in sampler)
+    loader = DataLoader(Killed(dataset_of(sampler).collator), sampler=sampler, batch_size=None, num_workers=2, timeout=30)
+    seen = []
+    with pytest.raises(RuntimeError, match=r"worker.*(exited unexpectedly|killed)"):
+        draw(loader, seen)
+    assert 0 < len(seen) <= 7
+    sampler.load_state_dict(sampler.state_dict(step=seen[-1].step))
+    loader = DataLoader(dataset_of(sampler), sampler=sampler, batch_size=None, num_workers=1, timeout=30)
+    assert names(seen) + names(loader) == whole
+
+
+def test_packs_without_examples_are_whole_batches_of_zero_weight(texts, sampler_of, dataset_of):
+    steps = []
+    for rank in range(4):
+        sampler = sampler_of(texts[:1], dp=4, rank=rank)
+        steps.append([dataset_of(sampler)[pack] for pack in sampler])
+    assert [len(batches) for batches in steps] == [1, 1, 1, 1]
+    batches = [batches[0] for batches in steps]
+    assert sorted(len(batch.ids) for batch in batches) == [0, 0, 0, 1]  # evaluation counts the example once
+    for batch in batches:
+        assert batch.tokens > 0
+        assert batch.tokens % batch.rule.total == 0
+        assert (batch.num_supervised == 0) == (not batch.ids)
+        assert torch.all(batch.labels == -100) or batch.ids
+
+
+@pytest.mark.parametrize("layout", ["thd", "bshd"])
+def test_both_layouts_go_through_a_loader_within_the_budget(texts, sampler_of, dataset_of, layout):
+    sampler = sampler_of(texts, layout=layout, cp=2, dp=2)
+    for batch in DataLoader(dataset_of(sampler), sampler=sampler, batch_size=None):
+        assert batch.slots.total <= 256
+        assert batch.fingerprint == sampler.terms.rule.fingerprint
+
+
+def test_something_else_than_a_pack_is_refused(texts, sampler_of, dataset_of, lines_of):
+    with pytest.raises(ConfigError) as refusal:
+        dataset_of(sampler_of(texts))[3]
+    lines = lines_of(refusal.value)
+    assert "something else than a pack" in lines["what"]
+    assert lines["got"] == "int"
+    assert "SampledPack" in lines["expected"]
+    assert "as many steps" in lines["because"]
+    assert "batch_size=None" in lines["fix"]
+
+
+def test_a_pack_made_by_another_rule_is_refused(texts, sampler_of, measure, lines_of):
+    pack = next(iter(sampler_of(texts, recipe="bf16")))
+    rule = align("block", Topology())
+    with pytest.raises(ConfigError) as refusal:
+        PackedDataset(Collator(measure=measure, rule=rule, budget=256))[pack]
+    lines = lines_of(refusal.value)
+    assert "another rule" in lines["what"]
+    assert lines["got"] == f"sampler {pack.fingerprint}"
+    assert lines["expected"] == f"collator {rule.fingerprint}"
+    assert "illegal under another" in lines["because"]
+    assert "same Alignment" in lines["fix"]
