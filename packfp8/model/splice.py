@@ -1,7 +1,7 @@
 """splice: a rank's tokens with the audio frames in their places, by index operations of constant number.
 
     embeddings  t t t . . . . t t | t . . t t        audio_destination: the dots, counted flat over this rank's tokens
-    frames      a a a x | b b x x                    audio_source: rows of the flattened [clips * audio_frames], padding x left out
+    frames      a a a x | b b x x                    audio_source: rows of the flattened [clips * audio_frames], without x
 
 Both indices were made on the CPU, from lengths alone. Nothing here asks the device how many frames there are.
 """
@@ -20,9 +20,9 @@ def splice(embeddings: Tensor, frames: Tensor, batch: PackedBatch) -> Tensor:
 
     Args:
         embeddings: one vector per token of this rank, text and audio positions alike.
-        frames: `[clips, frames, hidden]`, at least `batch.audio_frames` a clip; more, as an encoder that pads gives, are cut off
-            by their shape alone. With no audio in the batch the frames are used up by nothing: their gradient is zero, and the
-            encoder stays in the graph.
+        frames: `[clips, frames, hidden]`, at least `batch.audio_frames` a clip. More, as an encoder that pads gives, are cut
+            off by their shape alone. With no audio in the batch none is placed: the gradient is zero, and the encoder stays in
+            the graph.
         batch: says which row goes where.
 
     Raises:

@@ -1,0 +1,327 @@
+"""PackedModel: what it refuses, how it hands a batch over, and that it never asks the device anything."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from packfp8.data import Collator
+from packfp8.errors import ConfigError, LengthError, StateError
+from packfp8.model import PackedModel
+from packfp8.model.handover import handed
+from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder
+from packfp8.rule import Topology, align
+
+BF16 = align("bf16")
+
+
+@pytest.fixture
+def collate(measure, mixed):
+    def collate(rule=BF16, examples=mixed, **options):
+        return Collator(measure=measure, rule=rule, **options).collate(examples)
+
+    return collate
+
+
+def lines(caught):
+    return str(caught.value).splitlines()
+
+
+# -- what it refuses ---------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_made_by_another_rule_is_refused(build, collate):
+    other = align("block")
+    with pytest.raises(StateError) as caught:
+        build(BF16)(collate(other), global_supervised=99)
+    assert lines(caught) == [
+        "the batch of speech, one token, text, two clips was made by another rule than the model's",
+        f"  got:      {other.fingerprint}",
+        f"  expected: {BF16.fingerprint}",
+        "  because:  its slots and total were rounded for another recipe, layout or split",
+        "  fix:      give collator and PackedModel the same align(...)",
+    ]
+
+
+def test_the_slab_of_another_rank_is_refused(build, collate):
+    rules = [align("bf16", Topology(cp=2, cp_rank=rank)) for rank in range(2)]
+    assert rules[0].fingerprint == rules[1].fingerprint
+    with pytest.raises(StateError) as caught:
+        build(rules[0])(collate(rules[1]), global_supervised=99)
+    assert lines(caught) == [
+        "the batch is the slab of another rank",
+        "  got:      cp_rank 1",
+        "  expected: cp_rank 0",
+        "  because:  two ranks would train on one slab, and another would train nobody",
+        "  fix:      build both rules from this rank's mesh: Topology.from_mesh(mesh)",
+    ]
+
+
+def test_audio_without_an_encoder_is_refused_and_text_is_not(build, collate, mixed):
+    model = build(BF16, encoder=None, projector=None, frames=None)
+    assert model(collate(examples=mixed[2:3]), global_supervised=9).loss > 0
+    with pytest.raises(ConfigError) as caught:
+        model(collate(), global_supervised=99)
+    assert lines(caught) == [
+        "the batch of speech, one token, text, two clips has audio, and the model has no encoder",
+        "  got:      5 clips",
+        "  expected: a batch of text",
+        "  because:  the places of the audio would keep the embedding of a stand-in token",
+        "  fix:      give PackedModel an encoder and a projector",
+    ]
+
+
+def test_a_count_below_the_batch_is_refused(build, collate):
+    with pytest.raises(ConfigError) as caught:
+        build(BF16)(collate(), global_supervised=31)
+    assert lines(caught) == [
+        "global_supervised is less than this batch has by itself",
+        "  got:      31",
+        "  expected: at least 32",
+        "  because:  it counts the supervised tokens of all micro-batches and ranks of the step",
+        "  fix:      pass count_supervised(batches, group)",
+    ]
+    build(BF16)(collate(), global_supervised=32)
+
+
+def test_half_an_audio_side_is_refused(build):
+    with pytest.raises(ConfigError) as caught:
+        build(BF16, projector=None)
+    assert lines(caught) == [
+        "the audio side of the model is incomplete",
+        "  got:      encoder given, projector missing, frames given",
+        "  expected: encoder, projector and frames, or none of them",
+        "  because:  audio is encoded, projected to the language model's features, and counted",
+        "  fix:      pass all three; frames is the AudioFrames of the measure",
+    ]
+    with pytest.raises(ConfigError, match="encoder given, projector given, frames missing"):
+        build(BF16, frames=None)
+
+
+def test_a_language_model_that_cannot_be_driven_is_refused(build):
+    with pytest.raises(ConfigError) as caught:
+        build(BF16, llm=nn.Linear(4, 4))
+    assert lines(caught) == [
+        "the language model does not have what the wrapper drives it by",
+        "  got:      Linear without embed, layouts, head",
+        "  expected: embed(ids), layouts, and head with a weight [vocab, hidden]",
+        "  because:  audio is placed among embeddings, and the loss makes its logits in chunks",
+        "  fix:      wrap it in a small module with these attributes; see help(packfp8.model.wrapper)",
+    ]
+
+
+def test_a_head_with_a_bias_is_refused(build):
+    llm = PlainDecoder(DecoderSizes(vocab=272, hidden=16))
+    llm.head = nn.Linear(16, 272)
+    with pytest.raises(ConfigError) as caught:
+        build(BF16, llm=llm)
+    assert lines(caught) == [
+        "the head of the language model has a bias",
+        "  got:      bias of shape (272,)",
+        "  expected: a head without bias",
+        "  because:  the chunked loss makes logits of hidden states and a weight alone",
+        "  fix:      build the head with bias=False",
+    ]
+
+
+def test_an_encoder_that_gives_fewer_frames_is_refused(build, collate):
+    model = build(BF16)
+    encoder = model.encoder.forward
+    model.encoder.forward = lambda audio, lens: encoder(audio, lens)[0][:, :-1]
+    with pytest.raises(LengthError, match="15 frames for 5 clips"):
+        model(collate(), global_supervised=99)
+
+
+def test_an_encoder_that_gives_more_frames_is_cut_by_shape(build, collate):
+    model, batch = build(BF16), collate()
+    expected = model(batch, global_supervised=32).loss
+    encoder = model.encoder.forward
+
+    def padded(audio, lens):
+        out, lens = encoder(audio, lens)
+        return torch.cat((out, torch.full_like(out, 7.0)), 1), lens
+
+    model.encoder.forward = padded
+    assert model(batch, global_supervised=32).loss.item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+# -- how a batch is handed over ----------------------------------------------------------------------------------------
+
+
+def test_a_pack_for_a_model_without_offsets_is_refused(build, collate):
+    model = build(BF16)
+    model.llm.layouts = ("bshd",)
+    with pytest.raises(ConfigError) as caught:
+        model(collate(), global_supervised=99)
+    assert lines(caught) == [
+        "the language model would attend across the sequences of speech, one token, text, two clips",
+        "  got:      layout 'thd' of 6 sequences, for a model of layouts ('bshd',)",
+        "  expected: a model that takes offsets ('thd')",
+        "  because:  nothing would fail: an attention without offsets takes a pack for one sequence, and the loss still falls",
+        "  fix:      build the model for THD, or make the batches with align(..., layout='bshd') and no SP",
+    ]
+
+
+def test_a_pack_of_one_sequence_is_a_row_for_such_a_model(build, collate, mixed):
+    rule = align("block")
+    model, batch = build(rule), collate(rule, mixed[:1])
+    assert batch.slots.waste["filler"]
+    expected = model(batch, global_supervised=99, return_logits=True)
+    model.llm.layouts = ("bshd",)
+    row = model(batch, global_supervised=99, return_logits=True)
+    assert row.loss.item() == pytest.approx(expected.loss.item(), abs=1e-12)
+    assert row.logits.shape == expected.logits.shape == (*batch.input_ids.shape, 272)
+
+
+SP = align("block", Topology(tp=2, sp=True), layout="bshd")
+
+
+@pytest.mark.parametrize(
+    ("rule", "consumer", "layouts", "layout"),
+    [
+        (align("block", layout="bshd"), "te", ("bshd", "thd"), "bshd"),
+        (align("block", layout="bshd"), "te", ("thd",), "thd"),
+        (align("block", layout="bshd"), "te", ("sbhd",), "sbhd"),
+        (SP, "te", ("bshd", "thd"), "thd"),
+        (SP, "te", ("bshd", "sbhd"), "sbhd"),
+        (SP, "plain", ("bshd",), "bshd"),
+        (align("block"), "te", ("bshd", "thd"), "thd"),
+    ],
+)
+def test_the_layout_that_is_handed_over(collate, rule, consumer, layouts, layout):
+    batch = collate(rule)
+    own = handed(batch, consumer, layouts)
+    assert own.layout == layout
+    assert own.input_ids.numel() == batch.input_ids.numel()
+
+
+def test_te_never_gets_padded_rows_under_sp(collate):
+    with pytest.raises(ConfigError) as caught:
+        handed(collate(SP), "te", ("bshd",))
+    assert lines(caught)[1:3] == [
+        "  got:      layout 'bshd' of 6 sequences, with SP, for a model of layouts ('bshd',)",
+        "  expected: a model that takes offsets ('thd')",
+    ]
+
+
+def test_logits_of_a_batch_handed_over_sequence_first_come_back_in_its_own_shape(build, collate):
+    """A stand-in that sees the sequence first; each token's logits depend on that token alone."""
+    rule = align("bf16", layout="bshd")
+    batch, model = collate(rule), build(rule)
+
+    class Alone(nn.Module):
+        layouts, head = ("sbhd",), model.llm.head
+
+        def embed(self, ids):
+            return model.llm.embed(ids)
+
+        def forward(self, embeddings, **metadata):
+            assert embeddings.shape[:2] == batch.input_ids.shape[::-1]
+            return embeddings
+
+    first = build(rule, llm=Alone(), consumer="te")
+    out = first(batch, global_supervised=99, return_logits=True)
+    text = batch.labels != -100
+    torch.testing.assert_close(out.logits[text], first.llm.head(first.llm.embed(batch.input_ids))[text])
+
+
+# -- a rank without audio, FP8, and the device -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("examples", ["text", "none"])
+def test_the_encoder_runs_with_zero_weight_where_there_is_no_audio(build, collate, mixed, examples):
+    batch = collate(examples=mixed[2:3] if examples == "text" else [])
+    model = build(BF16)
+    heard = []
+    model.encoder.register_forward_hook(lambda module, inputs, out: heard.append(inputs[0]))
+    out = model(batch, global_supervised=max(1, batch.num_supervised))
+    out.loss.backward()
+    assert [tuple(audio.shape) for audio in heard] == [(1, model.frames.shortest_samples)]
+    audio_side = [p for part in (model.encoder, model.projector) for p in part.parameters()]
+    assert all(p.grad is not None and not p.grad.any() for p in audio_side)
+    assert out.loss.isfinite()
+    assert out.loss_sum.item() == 0 or examples == "text"
+
+
+class Fp8Double:
+    """Notes when it is asked."""
+
+    def __init__(self):
+        self.said = []
+
+    def prepare(self, llm, rule):
+        self.said.append(("prepare", type(llm).__name__, rule.recipe))
+        return llm
+
+    @contextmanager
+    def forward_context(self):
+        self.said.append("enter")
+        yield
+        self.said.append("leave")
+
+
+def test_the_fp8_context_holds_the_forward_of_the_language_model_alone(build, collate):
+    fp8 = Fp8Double()
+    model = build(BF16, fp8=fp8)
+    for name in ("encoder", "projector", "llm"):
+        getattr(model, name).register_forward_hook(lambda module, inputs, out: fp8.said.append(type(module).__name__))
+    model.llm.head.register_full_backward_hook(lambda *_: fp8.said.append("backward"))
+    out = model(collate(), global_supervised=99, return_logits=True)
+    assert fp8.said == [
+        ("prepare", "PlainDecoder", "bf16"), "PlainEncoder", "PlainProjector", "enter", "PlainDecoder", "leave",
+    ]  # fmt: skip
+    out.logits.sum().backward()
+    assert fp8.said[-1] == "backward"
+
+
+@pytest.mark.parametrize("layout", ["thd", "bshd"])
+@pytest.mark.parametrize("examples", [slice(None), slice(2, 3), slice(0, 0)])
+def test_nothing_is_asked_of_the_device(measure, mixed, layout, examples):
+    """On `meta` there are no values: whatever depends on one (.item(), nonzero, a boolean index) fails there."""
+    from packfp8.model.plain_encoder import PlainEncoder, PlainProjector
+
+    rule = align("bf16", layout=layout)
+    with torch.device("meta"):
+        model = PackedModel(
+            encoder=PlainEncoder(width=8, mel_bins=10),
+            projector=PlainProjector(width=8, hidden=16),
+            llm=PlainDecoder(DecoderSizes(vocab=272, hidden=16)),
+            rule=rule,
+            consumer="plain",
+            frames=measure.frames,
+        )
+    batch = Collator(measure=measure, rule=rule).collate(mixed[examples]).to("meta")
+    count = torch.zeros((), dtype=torch.int64, device="meta")
+    model(batch, global_supervised=count, return_logits=True).loss.backward()
+    assert all(p.grad.shape == p.shape for p in model.parameters())
+    with pytest.raises(RuntimeError):
+        batch.labels[0].item()  # the test could fail
+
+
+def test_labels_are_not_handed_to_the_language_model(build, collate, monkeypatch):
+    from packfp8.data.consumers import CONSUMERS
+
+    spelling = CONSUMERS["plain"]
+    monkeypatch.setitem(CONSUMERS, "plain", lambda batch: {**spelling(batch), "labels": batch.labels})
+    assert build(BF16)(collate(), global_supervised=32).loss > 0
+
+
+def test_what_else_the_language_model_is_told_is_passed_on(build, collate):
+    model, told = build(BF16), {}
+    forward = model.llm.forward
+    model.llm.forward = lambda x, *, is_first_microbatch, **rest: (told.update(first=is_first_microbatch), forward(x, **rest))[
+        1
+    ]
+    model(collate(), global_supervised=32, is_first_microbatch=True)
+    assert told == {"first": True}
+
+
+def test_a_static_pack_has_constant_shapes(build, collate, mixed):
+    """Whatever is in it, so that a whole step can be captured; the audio alone varies."""
+    rule = align("block")
+    batches = [collate(rule, mixed[:n], static=True, budget=256, max_sequences=6) for n in (0, 2, 6)]
+    model = build(rule)
+    shapes = {model(b, global_supervised=99, return_logits=True).logits.shape for b in batches}
+    assert shapes == {(256, 272)}
+    assert len({(b.max_seqlen, b.cu_seqlens.shape) for b in batches}) == 1
