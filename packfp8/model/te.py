@@ -11,7 +11,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -99,7 +99,7 @@ def make_recipe(name: str) -> object:
 def autocast(recipe: object) -> AbstractContextManager:
     """The context in which Transformer Engine's layers run by `recipe`; it is for the forward pass alone.
 
-    Backward reads what forward stored. Entered around backward too, delayed scaling would take its maxima twice a step.
+    Backward reads what forward stored. Entered anew around backward, delayed scaling would take its maxima twice a step.
     """
     te = library()
     if hasattr(te, "autocast"):
@@ -110,9 +110,16 @@ def autocast(recipe: object) -> AbstractContextManager:
 def checkpoint(function: Callable, *args, **kwargs):
     """What `function` returns; its activations are computed again in backward, with the FP8 scales of this forward.
 
-    torch's own checkpointing would take delayed scaling's maxima a second time.
+    torch's own checkpointing knows nothing of the scales. Transformer Engine's runs a function again in a context of its own, at
+    whose end delayed scaling would take its maxima once more; inside a context that is off it is not the outermost, and does not.
     """
-    return library().checkpoint(function, *args, use_reentrant=False, **kwargs)
+    te = library()
+    off = getattr(te, "autocast", None) or te.fp8_autocast
+
+    def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
+        return nullcontext(), off(enabled=False)
+
+    return te.checkpoint(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 def rotary_angles(tokens: int, head_dim: int, base: float, device: torch.device) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """Small models and batches on the GPU, for Transformer Engine and torchao: `pytest -m gpu tests/gpu`."""
 
+import importlib.metadata
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,13 @@ from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder
 
 SIZES = DecoderSizes(vocab=272, hidden=128, ffn=256, layers=2, heads=4, kv_heads=2)
 FRAMES = AudioFrames.fastconformer()
+
+
+def pytest_report_header():
+    names = ("torch", "transformer_engine", "torchao")
+    found = {d.metadata["Name"].lower().replace("-", "_"): d.version for d in importlib.metadata.distributions()}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return ", ".join([gpu, *(f"{name} {found.get(name, 'absent')}" for name in names), f"CUDA {torch.version.cuda}"])
 
 
 def pytest_collection_modifyitems(items):
@@ -76,6 +85,7 @@ def plain_state():
 def distance():
     """distance(a, b) -> the norm of their difference over the norm of b, for tensors or dicts of tensors."""
 
+    @torch.no_grad()
     def distance(a, b):
         pairs = [(a[name], b[name]) for name in b] if isinstance(b, dict) else [(a, b)]
         difference = sum((x.double() - y.double().to(x.device)).square().sum() for x, y in pairs)
