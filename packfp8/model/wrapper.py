@@ -26,6 +26,7 @@ from packfp8.data.consumers import LOSS
 from packfp8.errors import ConfigError, StateError
 from packfp8.lengths import AudioFrames
 from packfp8.model.handover import handed, restored
+from packfp8.model.isolation import prove_isolation
 from packfp8.model.loss import CHUNK_TOKENS, loss_sum, scaled
 from packfp8.model.splice import check_encoder_lens, splice
 from packfp8.rule import Alignment
@@ -112,6 +113,33 @@ class PackedModel(nn.Module):
         logits = restored(self.llm.head(hidden), own, batch) if return_logits else None
         return PackedOutput(scaled(total, self.rule.topology, global_supervised), total, logits)
 
+    def prove_isolation(self, batch: PackedBatch, *, tolerance: float = 0.0) -> None:
+        """Nothing, where no sequence of the batch moves when others, or the padding, are changed.
+
+        Without dropout and without Transformer Engine's FP8, whose scales let rows feel each other. Five forward passes of the
+        language model; under CP every rank must call it.
+
+        Args:
+            batch: of at least two sequences, on the device of the model.
+            tolerance: most by which an element of another sequence's hidden states may move; more than 0 only where the FP8
+                layers cannot be left (torchao).
+
+        Raises:
+            ConfigError: the language model mixes sequences; the message names the arguments that it ignores.
+            StateError: as the forward pass.
+        """
+        self._check(batch, batch.num_supervised)
+        own = handed(batch, self.consumer, self.llm.layouts)
+        metadata = {key: value for key, value in own.kwargs(self.consumer).items() if key not in LOSS}
+        training = [module for module in self.modules() if module.training]
+        self.eval()
+        try:
+            with torch.no_grad():
+                prove_isolation(self.llm, self._spliced(own), own, metadata, tolerance=tolerance)
+        finally:
+            for module in training:
+                module.training = True
+
     def _spliced(self, batch: PackedBatch) -> Tensor:
         """The embeddings of this rank's tokens, audio in place.
 
@@ -179,10 +207,11 @@ def _check_parts(encoder, projector, llm, frames) -> None:
             because="audio is encoded, projected to the language model's features, and counted",
             fix="pass all three; frames is the AudioFrames of the measure",
         )
-    if not hasattr(llm, "embed") or not hasattr(llm, "layouts") or getattr(head, "weight", None) is None:
+    missing = [name for name in ("embed", "layouts", "head") if not hasattr(llm, name)]
+    if missing or getattr(head, "weight", None) is None:
         raise ConfigError(
             "the language model does not have what the wrapper drives it by",
-            got=f"{type(llm).__name__} without {', '.join(n for n in ('embed', 'layouts', 'head') if not hasattr(llm, n)) or 'head.weight'}",
+            got=f"{type(llm).__name__} without {', '.join(missing or ['head.weight'])}",
             expected="embed(ids), layouts, and head with a weight [vocab, hidden]",
             because="audio is placed among embeddings, and the loss makes its logits in chunks",
             fix="wrap it in a small module with these attributes; see help(packfp8.model.wrapper)",

@@ -31,7 +31,7 @@ class ByOffsets(nn.Module):
         if self.fault == "convolution":
             out = out + torch.cat((out[:1], out[:-1]))
         if self.fault == "norm over tokens":
-            out = out - out.mean(0)
+            out = out - 0.1 * out.mean(0)
         return out * 0 if self.fault == "deaf" else out
 
     def attend(self, x):

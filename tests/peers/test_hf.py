@@ -15,6 +15,10 @@ from transformers import (
 from transformers.masking_utils import find_packed_sequence_indices
 from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
 
+from packfp8.data.consumers import LOSS
+from packfp8.errors import ConfigError
+from packfp8.model.isolation import prove_isolation
+
 SIZES = {
     "vocab_size": 272,
     "hidden_size": 32,
@@ -159,3 +163,21 @@ def test_a_mamba_layer_hands_our_seq_idx_to_its_kernels(kernel, texts, pack, mon
     assert seen
     assert all(torch.equal(ids, batch.seq_idx[None]) for ids in seen)
     assert seen[0].dtype == torch.int32
+
+
+def test_prove_isolation_passes_what_we_hand_over_and_catches_a_cache_and_a_convolution_that_ignores_seq_idx(texts, pack):
+    batch = pack(texts)
+
+    def proved(model, **change):
+        metadata = {name: value for name, value in batch.kwargs("hf").items() if name not in LOSS} | change
+
+        def run(embeddings, **kwargs):
+            return model(inputs_embeds=embeddings[None], **kwargs).logits[0]
+
+        prove_isolation(run, model.get_input_embeddings()(batch.input_ids), batch, metadata)
+
+    proved(llama("sdpa"))
+    with pytest.raises(ConfigError, match="ignores cu_seq_lens_q, cu_seq_lens_k, seq_idx"):
+        proved(llama("sdpa"), use_cache=True)
+    with pytest.raises(ConfigError, match=r"ignores .*seq_idx"):
+        proved(lfm2())

@@ -2,9 +2,9 @@
 
 The offsets are its `FlashAttentionKwargs`. Its other attentions find the sequences in position ids that do not go up by one
 (`masking_utils.find_packed_sequence_indices`), as ours do not between slots; but not beside an attention mask of ones, nor with
-a key-value cache, which a model makes unless told `use_cache=False`. `ForCausalLMLoss` shifts unless it is given `shift_labels`,
-and is called only where there are `labels`: hence both. Hybrid models hand `seq_idx` to their Mamba or convolution layers, whose
-fallbacks for the CPU ignore it.
+a key-value cache, which a model makes unless told `use_cache=False`. `ForCausalLMLoss` shifts unless it has `shift_labels`, and
+is called only where there are `labels`: hence both. Hybrid models hand `seq_idx` to their Mamba or convolution layers; the
+fallbacks of these for the CPU ignore it.
 """
 
 from __future__ import annotations
