@@ -110,8 +110,8 @@ def autocast(recipe: object) -> AbstractContextManager:
 def checkpoint(function: Callable, *args, **kwargs):
     """What `function` returns; its activations are computed again in backward, with the FP8 scales of this forward.
 
-    torch's own checkpointing knows nothing of the scales. Transformer Engine's runs a function again in a context of its own, at
-    whose end delayed scaling would take its maxima once more; inside a context that is off it is not the outermost, and does not.
+    torch's own checkpointing knows nothing of the scales. Transformer Engine's runs a function again in a context of its own,
+    at whose end delayed scaling would take its maxima once more; inside another, which is off, it does not.
     """
     te = library()
     off = getattr(te, "autocast", None) or te.fp8_autocast
