@@ -49,7 +49,8 @@ def te(batch: PackedBatch) -> dict:
 def te_real(batch: PackedBatch) -> dict:
     """Arguments of `DotProductAttention.forward` with real and padded offsets: pads are left out of the attention's work.
 
-    Right with the fused backend, cp 1 and 2, and only with `pad_between_seqs=True`, which is therefore always said.
+    Right with the fused backend, cp 1 and 2, and only with `pad_between_seqs=True`, which is therefore said wherever there is a
+    pad. A pack without any has one kind of offsets, and False: True would cost it the backends that know no padding.
 
     Raises:
         ConfigError: a padded batch, which has no offsets.
@@ -62,6 +63,8 @@ def te_real(batch: PackedBatch) -> dict:
             because="rows of equal size have no offsets; Transformer Engine reads these only as thd",
             fix="batch.as_thd(), or consumer 'te'",
         )
+    if not sum(batch.slots.waste.values()):
+        return te(batch) | {"pad_between_seqs": False}
     real, padded = batch.cu_seqlens_real, batch.cu_seqlens
     offsets = {"cu_seqlens_q": real, "cu_seqlens_kv": real, "cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded}
     return te(batch) | offsets | {"pad_between_seqs": True}
