@@ -5,7 +5,6 @@ items -> examples -> ids and targets -> plan (from lengths alone) -> audio of th
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -13,9 +12,10 @@ import torch
 
 from packfp8.data.audio import Loaded, load_clip
 from packfp8.data.batch import IGNORED, PackedBatch, SetAside
+from packfp8.data.content import checksum, cu_seqlens, ids_and_labels, waveforms
 from packfp8.data.example import Clip, Example, as_example, name_of_item
 from packfp8.errors import BudgetError, ConfigError, ExampleError, PackError
-from packfp8.layout import Plan, Slots, make_plan
+from packfp8.layout import Plan, make_plan
 from packfp8.lengths import Encoded, Measure
 from packfp8.rule import Alignment
 
@@ -196,21 +196,21 @@ class Collator:
 
     def _batch(self, plan: Plan, kept: list, audio: list[Loaded], step: int, aside: tuple[SetAside, ...]) -> PackedBatch:
         slots, cp = plan.slots, self.rule.topology.cp
-        ids, labels = _tokens([encoded for _, encoded in kept], slots)
+        ids, labels = ids_and_labels([encoded for _, encoded in kept], slots)
         shape = (slots.rows, slots.total // slots.rows // cp) if slots.rows else (slots.total // cp,)
         local_labels = labels[plan.index]
 
         def local(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(np.array(array)).reshape(shape)
 
-        waves, lens = _stack(audio)
+        waves, lens = waveforms(audio)
         return PackedBatch(
             input_ids=local(ids[plan.index]),
             labels=local(local_labels),
             position_ids=local(plan.position_ids),
             seq_idx=local(plan.seq_idx),
             padding_mask=local(plan.padding_mask),
-            cu_seqlens=_cu_seqlens(slots, self.max_sequences if self.static else None),
+            cu_seqlens=cu_seqlens(slots, self.max_sequences if self.static else None),
             max_seqlen=slots.total if self.static else slots.longest,
             audio=waves,
             audio_lens=lens,
@@ -222,55 +222,12 @@ class Collator:
             step=step,
             rule=self.rule,
             fingerprint=self.rule.fingerprint,
-            checksum=_checksum(plan, ids, labels),
+            checksum=checksum(plan, ids, labels),
             layout=self.rule.layout,
             slots=slots,
             set_aside=aside,
             trimmed_samples=sum(abs(loaded.trimmed_samples) for loaded in audio),
         )
-
-
-def _tokens(encoded: list[Encoded], slots: Slots) -> tuple[np.ndarray, np.ndarray]:
-    """int64 `[T]` ids and labels of the whole pack. Labels are shifted within each sequence, before any split."""
-    ids, labels = np.zeros(slots.total, np.int64), np.full(slots.total, IGNORED, np.int64)
-    if encoded:
-        flat = np.concatenate([e.ids for e in encoded])
-        target = np.concatenate([e.supervised for e in encoded])
-        shifted = np.where(np.append(target[1:], False), np.append(flat[1:], 0), IGNORED)
-        shifted[np.cumsum(slots.lengths[: slots.sequences]) - 1] = IGNORED  # the next token is another sequence's
-        real = slots.real()
-        ids[real], labels[real] = flat, shifted
-    return ids, labels
-
-
-def _cu_seqlens(slots: Slots, max_sequences: int | None) -> torch.Tensor:
-    """int32 padded offsets; with `max_sequences` always `max_sequences + 2` of them, the last repeated."""
-    if slots.total >= 2**31:
-        raise BudgetError(
-            "the offsets of the pack do not fit their type",
-            got=f"{slots.total} tokens",
-            expected=f"less than {2**31}",
-            because="attention kernels take int32 offsets, and one that wraps reads another sequence's memory",
-            fix="lower the budget",
-        )
-    offsets = slots.offsets
-    if max_sequences is not None:
-        offsets = np.append(offsets, np.full(max_sequences + 2 - len(offsets), offsets[-1]))
-    return torch.from_numpy(offsets.astype(np.int32))
-
-
-def _stack(audio: list[Loaded]) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 `[clips, samples]` with zeros on the right, and int64 `[clips]` lengths."""
-    lens = np.array([loaded.samples.size for loaded in audio], np.int64)
-    waves = np.zeros((len(audio), int(lens.max()) if audio else 0), np.float32)
-    for row, loaded in zip(waves, audio):
-        row[: loaded.samples.size] = loaded.samples
-    return torch.from_numpy(waves), torch.from_numpy(lens)
-
-
-def _checksum(plan: Plan, ids: np.ndarray, labels: np.ndarray) -> str:
-    """The plan's checksum and every token of the whole pack: two peers with one id for two texts differ."""
-    return hashlib.blake2b(plan.checksum.encode() + ids.tobytes() + labels.tobytes(), digest_size=8).hexdigest()
 
 
 def _one_item(item: object) -> ExampleError:

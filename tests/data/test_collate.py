@@ -11,7 +11,9 @@ from lhotse import CutSet
 from torch.utils.data import DataLoader
 
 from packfp8.data import Clip, Collator, Example, Turn, corpus
+from packfp8.data.content import cu_seqlens
 from packfp8.errors import AudioError, BudgetError, ConfigError, ExampleError
+from packfp8.layout import Slots
 from packfp8.lengths import AudioFrames, Measure
 from packfp8.rule import align
 
@@ -227,6 +229,23 @@ def test_static_without_its_bounds_is_refused(bare, lines_of, options, layout, g
         "expected": "a budget, max_sequences, and layout 'thd'",
         "because": "a constant shape needs a constant number of tokens and of offsets",
         "fix": "give both bounds, e.g. budget=8192, max_sequences=64",
+    }
+
+
+@pytest.mark.parametrize("total", [2**31 - 1, 2**31])
+def test_offsets_that_would_wrap_in_int32_are_refused(lines_of, total):
+    slots = Slots(lengths=np.array([total]), offsets=np.array([0, total]), sequences=1, rows=0)
+    if total < 2**31:
+        assert cu_seqlens(slots, None).tolist() == [0, total]
+        return
+    with pytest.raises(BudgetError) as caught:
+        cu_seqlens(slots, None)
+    assert lines_of(caught.value) == {
+        "what": "the offsets of the pack do not fit their type",
+        "got": f"{2**31} tokens",
+        "expected": f"less than {2**31}",
+        "because": "attention kernels take int32 offsets, and one that wraps reads another sequence's memory",
+        "fix": "lower the budget",
     }
 
 

@@ -133,8 +133,10 @@ def test_clips_of_a_conversation_stand_where_their_marks_are_in_the_order_heard(
 def test_the_rate_beside_several_clips_is_that_of_each():
     item = {"audio": [np.zeros(80), np.zeros(160)], "sampling_rate": 8_000, "text": "a"}
     assert [(clip.num_samples, clip.sample_rate) for clip in as_example(item).clips] == [(80, 8_000), (160, 8_000)]
-    item["audio"] = [{"array": np.zeros(80), "sampling_rate": 48_000}, np.zeros(160)]
+    item |= {"audio": [{"array": np.zeros(80), "sampling_rate": 48_000}, np.zeros(160)]}
     assert [clip.sample_rate for clip in as_example(item).clips] == [48_000, 8_000]
+    one = {"audio": np.zeros(80), "sampling_rate": None, "sample_rate": 8_000, "messages": None, "text": "a"}
+    assert as_example(one).clips[0].sample_rate == 8_000
 
 
 def test_seconds_without_a_rate_are_counted_at_the_encoders_and_rounded_half_up():

@@ -1,0 +1,57 @@
+"""What stands in a pack: ids and labels, offsets, waveforms, and the checksum of all that its peers must agree on."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+from packfp8.data.audio import Loaded
+from packfp8.data.batch import IGNORED
+from packfp8.errors import BudgetError
+from packfp8.layout import Plan, Slots
+from packfp8.lengths import Encoded
+
+
+def ids_and_labels(encoded: list[Encoded], slots: Slots) -> tuple[np.ndarray, np.ndarray]:
+    """int64 `[T]` ids and labels of the whole pack. Labels are shifted within each sequence, before any split."""
+    ids, labels = np.zeros(slots.total, np.int64), np.full(slots.total, IGNORED, np.int64)
+    if encoded:
+        flat = np.concatenate([e.ids for e in encoded])
+        target = np.concatenate([e.supervised for e in encoded])
+        shifted = np.where(np.append(target[1:], False), np.append(flat[1:], 0), IGNORED)
+        shifted[np.cumsum(slots.lengths[: slots.sequences]) - 1] = IGNORED  # the next token is another sequence's
+        real = slots.real()
+        ids[real], labels[real] = flat, shifted
+    return ids, labels
+
+
+def cu_seqlens(slots: Slots, max_sequences: int | None) -> torch.Tensor:
+    """int32 padded offsets; with `max_sequences` always `max_sequences + 2` of them, the last repeated."""
+    if slots.total >= 2**31:
+        raise BudgetError(
+            "the offsets of the pack do not fit their type",
+            got=f"{slots.total} tokens",
+            expected=f"less than {2**31}",
+            because="attention kernels take int32 offsets, and one that wraps reads another sequence's memory",
+            fix="lower the budget",
+        )
+    offsets = slots.offsets
+    if max_sequences is not None:
+        offsets = np.append(offsets, np.full(max_sequences + 2 - len(offsets), offsets[-1]))
+    return torch.from_numpy(offsets.astype(np.int32))
+
+
+def waveforms(audio: list[Loaded]) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 `[clips, samples]` with zeros on the right, and int64 `[clips]` lengths."""
+    lens = np.array([loaded.samples.size for loaded in audio], np.int64)
+    waves = np.zeros((len(audio), int(lens.max()) if audio else 0), np.float32)
+    for row, loaded in zip(waves, audio):
+        row[: loaded.samples.size] = loaded.samples
+    return torch.from_numpy(waves), torch.from_numpy(lens)
+
+
+def checksum(plan: Plan, ids: np.ndarray, labels: np.ndarray) -> str:
+    """The plan's checksum and every token of the whole pack: two peers with one id for two texts differ."""
+    return hashlib.blake2b(plan.checksum.encode() + ids.tobytes() + labels.tobytes(), digest_size=8).hexdigest()
