@@ -34,7 +34,7 @@ class Drawn:
     complete: bool
 
     @classmethod
-    def of(cls, tally: Tally, *, prompt_tokens: int, seed: int, most: int = MOST_EXAMPLES) -> Drawn:
+    def of(cls, tally: Tally, *, prompt_tokens: int, seed: int, most: int) -> Drawn:
         """At most `most` examples, drawn without putting back."""
         rng = np.random.default_rng(seed)
         counts = tally.counts
@@ -74,6 +74,13 @@ class Stream:
     def fill(self) -> float:
         """Slot tokens over packs * capacity; 0 where there is no pack."""
         return float(self.slot_tokens.sum()) / max(1, self.packs * self.capacity)
+
+    @property
+    def steady_fill(self) -> float:
+        """`fill` without the emptiest pack, which is the last one of an epoch: what a longer epoch comes to."""
+        if self.packs < 2:
+            return self.fill
+        return float(self.slot_tokens.sum() - self.slot_tokens.min()) / ((self.packs - 1) * self.capacity)
 
     @property
     def fill_real(self) -> float:

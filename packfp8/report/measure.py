@@ -8,7 +8,7 @@ from pathlib import Path
 from packfp8.errors import ExampleError
 from packfp8.packing import bounds
 from packfp8.report.counting import Counting
-from packfp8.report.dry_run import Drawn, dry_run
+from packfp8.report.dry_run import MOST_EXAMPLES, Drawn, dry_run
 from packfp8.report.manifests import find_manifests
 from packfp8.report.payoff import Payoff
 from packfp8.report.ranks import Ranks
@@ -73,7 +73,8 @@ def report(
         raise _nothing(rejected)
     histogram = tally.histogram(prompt_tokens)
     packed = fits(histogram, capacity, rule)
-    drawn = Drawn.of(tally.only(tally.tokens(prompt_tokens) <= longest(capacity, rule)), prompt_tokens=prompt_tokens, seed=seed)
+    fitting = tally.only(tally.tokens(prompt_tokens) <= longest(capacity, rule))
+    drawn = Drawn.of(fitting, prompt_tokens=prompt_tokens, seed=seed, most=MOST_EXAMPLES)
     stream = dry_run(drawn, rule, budget=budget, lookahead=lookahead, max_sequences=max_sequences)
     rivals = ()
     if compare:

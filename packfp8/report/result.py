@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -105,7 +106,10 @@ class Report:
     @cached_property
     def packs(self) -> int:
         """Packs of an epoch; of more than the walked examples, as many as their fill says."""
-        return self.stream.packs if self._complete else -(-self.slot_tokens // max(1, round(self.stream.fill * self.capacity)))
+        if self._complete:
+            return self.stream.packs
+        full = self.stream.steady_fill * self.capacity
+        return max(self.bounds.best, math.ceil(self.slot_tokens / full))
 
     @cached_property
     def slot_tokens(self) -> int:

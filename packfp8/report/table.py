@@ -99,7 +99,7 @@ def _walked(report: Report) -> str:
 def _gains(payoff: Payoff, block: str, mode: str) -> Table:
     recipes = [r for r in payoff.baselines if any(row.case.block == block and row.case.recipe == r for row in payoff.rows)]
     what = {"linear": "linear layers", "layer": "decoder layers"}[block], {"eager": "eager", "graph": "CUDA graph"}[mode]
-    table = Table(box=box.SIMPLE, title=f"{what[0]}, {what[1]}: times as fast as BF16 (least to most)", title_justify="left")
+    table = Table(box=box.SIMPLE, title=f"{what[0]}, {what[1]}: times as fast as BF16, ± half the spread", title_justify="left")
     table.add_column("tokens", justify="right")
     table.add_column("BF16, ms", justify="right")
     for recipe in recipes:
@@ -117,7 +117,7 @@ def _gain(payoff: Payoff, block: str, recipe: str, mode: str, tokens: int) -> Te
         row = payoff.row(block, recipe, mode, tokens)
         return Text("failed" if row and row.reason else "", style="dim")
     style = "green" if gain.least > 1 else "red" if gain.most < 1 else ""
-    return Text(f"{gain.ratio:.2f} ({gain.least:.2f}-{gain.most:.2f})", style=style)
+    return Text(f"{gain.ratio:.2f} ±{(gain.most - gain.least) / 2:.2f}", style=style)
 
 
 def _wins(payoff: Payoff) -> list[Text]:

@@ -25,7 +25,7 @@ class Guess:
         budget: tokens.
         rule: the rule in force.
         packs: packs needed.
-        waste: share of the tokens of full packs that are not real.
+        waste: share of the tokens in packs that are not real; the last pack counts what it holds.
         over_budget: share of all real tokens that are in sequences longer than a pack.
     """
 
@@ -89,12 +89,13 @@ class _Guesses:
         fitting = fits(self._histogram, capacity, rule)
         if not fitting.examples:
             return 0, 1.0, 1.0
-        packs = (
-            sorted_batches(fitting, capacity, rule, self._max_sequences)
-            if rule.layout == "bshd"
-            else forecast(fitting, capacity, rule.sequence, self._max_sequences).packs
-        )
-        return packs, 1 - fitting.tokens / (packs * capacity), 1 - fitting.tokens / self._histogram.tokens
+        if rule.layout == "bshd":
+            packs, held = sorted_batches(fitting, capacity, rule, self._max_sequences), fitting.tokens
+        else:
+            told = forecast(fitting, capacity, rule.sequence, self._max_sequences)
+            packs, held = told.packs, told.slot_tokens
+        spent = max(held, (packs - 1) * capacity)  # on a small corpus the rest of the last pack would hide everything else
+        return packs, 1 - fitting.tokens / spent, 1 - fitting.tokens / self._histogram.tokens
 
 
 def longest(capacity: int, rule: Alignment) -> int:
