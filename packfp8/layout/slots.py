@@ -14,6 +14,9 @@ import numpy as np
 from packfp8.errors import BudgetError, ExampleError, RuleError
 from packfp8.rule import Alignment
 
+OFFSET_LIMIT = 2**31
+"""Tokens that a pack stays below: attention kernels take offsets as int32."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Slots:
@@ -71,7 +74,7 @@ def place(lengths: Sequence[int], rule: Alignment, *, total: int | None = None, 
 
     Raises:
         ExampleError: a sequence without tokens, or a length that is no whole number.
-        BudgetError: the slots do not fit `total`, or the sequences do not fit `rows`.
+        BudgetError: the slots do not fit `total`, the sequences do not fit `rows`, or the pack's offsets do not fit int32.
         RuleError: `total` is not a legal pack, or not the same number of tokens for each of `rows`.
     """
     real = _whole(lengths)
@@ -92,6 +95,14 @@ def place(lengths: Sequence[int], rule: Alignment, *, total: int | None = None, 
             fix="leave out total: a pack of no sequence is then the least pack, all filler",
         )
     slots = _rows(real, rule, total, rows) if rule.layout == "bshd" else _own(real, rule, total)
+    if slots.total >= OFFSET_LIMIT:  # told here, before anything of the pack's size is made
+        raise BudgetError(
+            "the offsets of the pack do not fit their type",
+            got=f"{slots.total} tokens",
+            expected=f"less than {OFFSET_LIMIT}",
+            because="attention kernels take int32 offsets, and one that wraps reads another sequence's memory",
+            fix="lower the budget",
+        )
     rule.check(slots.total, slots=slots.sizes.tolist(), batch=slots.rows or None)
     return slots
 

@@ -26,6 +26,7 @@ from packfp8.data.consumers import LOSS
 from packfp8.errors import ConfigError, StateError
 from packfp8.lengths import AudioFrames
 from packfp8.model.handover import handed, restored
+from packfp8.model.indexing import warn_if_wrapping, widest_row
 from packfp8.model.isolation import prove_isolation
 from packfp8.model.loss import CHUNK_TOKENS, loss_sum, scaled
 from packfp8.model.splice import check_encoder_lens, splice
@@ -85,6 +86,7 @@ class PackedModel(nn.Module):
         self.llm = fp8.prepare(llm, rule) if fp8 else llm
         self.rule, self.consumer, self.frames, self.fp8 = rule, consumer, frames, fp8
         self.loss_chunk_tokens = loss_chunk_tokens
+        self.row_values = widest_row(self.llm)
 
     def forward(
         self, batch: PackedBatch, *, global_supervised: int | Tensor, return_logits: bool = False, **llm_kwargs
@@ -104,6 +106,7 @@ class PackedModel(nn.Module):
             LengthError: the encoder gave fewer frames than were placed.
         """
         self._check(batch, global_supervised)
+        warn_if_wrapping(batch, self.row_values)
         own = handed(batch, self.consumer, self.llm.layouts)
         embeddings = self._spliced(own)
         metadata = {key: value for key, value in own.kwargs(self.consumer).items() if key not in LOSS}
