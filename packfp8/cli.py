@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import click
 
@@ -68,6 +69,34 @@ def explain(recipe, dp, cp, tp, sp, layout, frozen, fast, batch, as_json) -> Non
     click.echo(str(rule))
     if batch is not None:
         click.echo(f"  {batch} rows     S a multiple of {rule.row(batch)}")
+
+
+@main.command(epilog="Example:  packfp8 demo --data my_recordings/ --layout bshd --steps 10")
+@click.option("--data", type=click.Path(path_type=Path), help="Folder of audio with a .txt beside each file.")
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Optimiser steps, of one pack each.")
+@click.option("--layout", type=click.Choice(["thd", "bshd"]), default="thd", show_default=True, help="Packed or padded.")
+@click.option(
+    "--recipe", default="block", show_default=True, callback=lambda ctx, param, value: _known(value), help="FP8 recipe."
+)
+@_JSON
+def demo(data, steps, layout, recipe, as_json) -> None:
+    """The main job on a CPU: audio and text to packs, batches and a model that learns.
+
+    Reads the embedded corpus, or the folder given with --data.
+    """
+    from packfp8.report.demo import run_demo
+
+    _show(run_demo(data, steps=steps, layout=layout, recipe=recipe), as_json)
+
+
+def _show(result, as_json: bool) -> None:
+    """The result as one JSON object or as tables for people."""
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=2))
+        return
+    from rich.console import Console
+
+    Console().print(result.table())
 
 
 def _known(recipe: str) -> str:
