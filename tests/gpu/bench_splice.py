@@ -37,25 +37,26 @@ def make_batch(utterances: int, rule: Alignment, seed: int = 0) -> tuple[PackedB
     return batch.to("cuda"), frames.cuda()
 
 
-def loop(
-    ids: torch.Tensor, text: torch.Tensor, frames: torch.Tensor, lens: torch.Tensor, offsets: torch.Tensor
-) -> torch.Tensor:
-    """The spliced tokens `[T, hidden]`, utterance by utterance.
+def loop(ids: torch.Tensor, text: torch.Tensor, frames: torch.Tensor, lens: torch.Tensor, offsets: torch.Tensor):
+    """The spliced tokens `[T, hidden]` and a mask of the audio among them `[T]`, utterance by utterance.
 
     Args:
         ids: `[T]` with one placeholder for each audio frame. text: `[T, hidden]`. frames: `[clips, frames, hidden]`.
         lens: frames of each clip. offsets: `[slots + 1]`.
     """
-    bounds, parts = offsets.tolist(), []
+    bounds, parts, masks = offsets.tolist(), [], []
     for n in range(len(bounds) - 1):
         a, b = bounds[n], bounds[n + 1]
-        if n >= len(lens):
-            parts.append(text[a:b])  # filler
-            continue
+        mask = torch.zeros(b - a, dtype=torch.bool, device=text.device)
         where = (ids[a:b] == PLACEHOLDER).nonzero().flatten().tolist()
-        first, count = where[0], lens[n].item()
-        parts += [text[a : a + first], frames[n, :count], text[a + first + count : b]]
-    return torch.cat(parts)
+        if where:
+            first, count = where[0], lens[n].item()
+            mask[first : first + count] = True
+            parts += [text[a : a + first], frames[n, :count], text[a + first + count : b]]
+        else:
+            parts.append(text[a:b])
+        masks.append(mask)
+    return torch.cat(parts), torch.cat(masks)
 
 
 def measured(utterances: int, hidden: int, repeats: int) -> str:
@@ -67,7 +68,7 @@ def measured(utterances: int, hidden: int, repeats: int) -> str:
     frames = torch.randn(utterances, batch.audio_frames, hidden, dtype=torch.bfloat16, device="cuda")
     ids = batch.input_ids.where(~batch.padding_mask, 1)
     ours = splice(text, frames, batch)
-    if not torch.equal(ours, loop(ids, text, frames, lens, offsets)):
+    if not torch.equal(ours, loop(ids, text, frames, lens, offsets)[0]):
         raise SystemExit("the loop and splice differ")
     again = torch.empty_like(ours)
     slow = median_seconds(lambda: loop(ids, text, frames, lens, offsets), repeats)

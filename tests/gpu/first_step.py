@@ -25,11 +25,14 @@ def step(variant: str, sizes: DecoderSizes, layout: str, groups: list, dtype: to
     if dtype == torch.float32:
         model.float()
         model.load_state_dict(build("plain", sizes, rule, seed=0, device="cuda").float().state_dict())
-    supervised, loss = sum(batch.num_supervised for batch in made), 0.0
-    for batch in made:
-        out = model(batch, global_supervised=supervised)
-        out.loss.backward()
-        loss += out.loss.item()
+    supervised = sum(batch.num_supervised for batch in made)
+    for _ in range(2):  # delayed scaling knows no gradient's size before its first step; nothing is learned in between
+        loss = 0.0
+        model.zero_grad(set_to_none=True)
+        for batch in made:
+            out = model(batch, global_supervised=supervised)
+            out.loss.backward()
+            loss += out.loss.item()
     return loss, {plain_name(name): p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
 
 

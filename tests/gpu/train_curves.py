@@ -56,7 +56,7 @@ def train(variant: str, seed: int, sizes: DecoderSizes, groups: list, steps: int
 @click.option("--budget", default=2048, show_default=True, help="Tokens of a pack.")
 @click.option("--hidden", default=512, show_default=True)
 @click.option("--layers", default=6, show_default=True)
-@click.option("--lr", default=6e-4, show_default=True)
+@click.option("--lr", default=2e-4, show_default=True)
 @click.option("--device", default="cuda", show_default=True)
 @click.option("--workers", default=12, show_default=True, help="Processes that read audio.")
 @click.option("--only", multiple=True, help="Variants to run; all where none is given.")
