@@ -14,7 +14,7 @@ from packfp8.report.result import WORKS, Report
 from packfp8.report.sentences import percent, several
 from packfp8.report.what_if import RANKS
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # a browser would refuse whatever asked for more
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a browser would refuse whatever asked for more
 _WORK = {"attention": "attention", "encoder_frames": "encoder frames", "supervised": "labels"}
 
 
@@ -70,7 +70,8 @@ def payoff_fragment(payoff: Payoff) -> str:
         _table("Milliseconds, forward and backward", ("", *(f"{t:,}" for t in payoff.tokens)), _times(payoff), wide=True),
         _table("Could not be timed", ("case", "reason"), failed, wide=True) if failed else "",
         "</div>",
-        f"<footer><p>Packs of sequences of {sizes.sequence_tokens} tokens; medians of repeats; faster means faster in every pair of repeats.</p></footer>",
+        f"<footer><p>Packs of sequences of {sizes.sequence_tokens} tokens; medians of repeats; faster "
+        "means faster in every pair of repeats.</p></footer>",
     ]
     return _fragment(parts)
 
