@@ -6,7 +6,7 @@ from torch.utils.data import Dataset
 
 from packfp8.data.batch import PackedBatch
 from packfp8.data.collate import Collator
-from packfp8.data.sampled_pack import SampledPack
+from packfp8.data.sampled_pack import SampledPack, fingerprint_of
 from packfp8.errors import ConfigError
 
 
@@ -21,12 +21,13 @@ class PackedDataset(Dataset):
 
     def __init__(self, collator: Collator) -> None:
         self.collator = collator
+        self.fingerprint = fingerprint_of(collator.rule, collator.measure)
 
     def __getitem__(self, pack: SampledPack) -> PackedBatch:
         """The batch of a pack, with the pack's step; of a pack without examples, filler of zero weight.
 
         Raises:
-            ConfigError: something else than a pack, or one that was packed by another rule.
+            ConfigError: something else than a pack, or one that was packed by another rule or measure.
             AudioError, LengthError, ExampleError, BudgetError: as the collator does.
         """
         if not isinstance(pack, SampledPack):
@@ -37,12 +38,12 @@ class PackedDataset(Dataset):
                 because="only a sampler that packs to the budget gives every rank as many steps as the others",
                 fix="DataLoader(dataset, sampler=PackingSampler(...), batch_size=None), or collate_fn=Collator(...)",
             )
-        if pack.fingerprint != self.collator.rule.fingerprint:
+        if pack.fingerprint != self.fingerprint:
             raise ConfigError(
-                "the sampler packs by another rule than the collator",
+                "the sampler packs by another rule or measure than the collator",
                 got=f"sampler {pack.fingerprint}",
-                expected=f"collator {self.collator.rule.fingerprint}",
-                because="a pack that is full under one rule may be too long or illegal under another",
-                fix="give the same Alignment object to PackingSampler and Collator",
+                expected=f"collator {self.fingerprint}",
+                because="a pack that is full by one may be too long, or illegal, by another",
+                fix="give the same rule and measure to PackingSampler and Collator",
             )
         return self.collator.collate(pack, step=pack.step)

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from lhotse import CutSet
 from lhotse.utils import fastcopy
 
+from packfp8.lengths import Measure
+from packfp8.rule import Alignment
+
 
 class SampledPack(CutSet):
     """The cuts of one pack, in slot order; a CutSet, so that any lhotse dataset takes it.
@@ -14,7 +17,7 @@ class SampledPack(CutSet):
     Args:
         cuts: cuts, `TextExample`s, dicts or `Example`s; none in a pack of zero weight.
         step: number of its step in the epoch.
-        fingerprint: of the rule by which it was packed.
+        fingerprint: of the rule and the measure by which it was packed.
     """
 
     def __init__(self, cuts: Iterable = (), step: int = 0, fingerprint: str = "") -> None:
@@ -23,6 +26,11 @@ class SampledPack(CutSet):
 
     def __repr__(self) -> str:
         return f"SampledPack({len(self)} examples, step={self.step}, fingerprint={self.fingerprint!r})"
+
+
+def fingerprint_of(rule: Alignment, measure: Measure) -> str:
+    """Short text, equal where examples get the same lengths and packs the same multiples."""
+    return f"{rule.fingerprint} {measure.fingerprint}"
 
 
 def labelled(item: object, name: str, info: dict) -> object:

@@ -75,11 +75,13 @@ class Steps:
         mark: Mark | None = None,
         aside: Iterable[int] = (),
     ) -> None:
-        self.terms, self.epoch, self._accepts = terms, epoch, accepts
+        self.terms, self._accepts = terms, accepts
         self._packer, self._dealer = terms.packer(), terms.dealer(epoch)
         self._held: dict[int, Held] = {}  # what is in the packer, by its place in the source
         self._aside: list[tuple[int, SetAside]] = []
         self._given = tuple(aside)
+        self._longest_tokens = terms.longest_tokens
+        self._sample_rate = terms.measure.frames.sample_rate if terms.measure.frames else 16_000
         self.filtered = self._position = self._order = self.next_step = 0
         source = walk(cuts, seed=terms.seed, epoch=epoch, shuffle=terms.shuffle, shuffle_buffer=terms.shuffle_buffer)
         self.marks = deque([mark or self._mark()], maxlen=2 + HISTORY_STEPS // _MARK_STEPS)
@@ -154,10 +156,9 @@ class Steps:
         return None
 
     def _measured(self, index: int, item: object) -> Held:
-        frames = self.terms.measure.frames
-        example = as_example(item, sample_rate=frames.sample_rate if frames else 16_000, position=index)
+        example = as_example(item, sample_rate=self._sample_rate, position=index)
         measured = self.terms.measure(example)
-        if measured.tokens > self.terms.longest_tokens:
+        if measured.tokens > self._longest_tokens:
             raise _too_long(example.id, measured.tokens, self.terms)
         return Held(index=index, name=example.id, item=item, measured=measured)
 
@@ -168,6 +169,9 @@ class Steps:
         """Packs that are ready go to the dealer, steps that are ready come out."""
         while (keys := self._packer.pop()) is not None:
             pack = [self._held.pop(key) for key in keys]
+            if self.terms.ranks == 1:  # nobody to be balanced with: packs keep their order
+                yield self._step([pack])
+                continue
             self._dealer.push(pack, self.terms.cost_of([one.measured for one in pack]))
             yield from self._drained()
 

@@ -82,8 +82,8 @@ class Terms:
         return StreamPacker(capacity, self.rule.sequence, lookahead=self.lookahead, max_sequences=self.max_sequences)
 
     def dealer(self, epoch: int) -> Dealer:
-        """An empty dealer. One rank has nobody to be balanced with, so its packs keep their order."""
-        return Dealer(self.ranks, window=self.window if self.ranks > 1 else 1, seed=self.seed * 1_000_003 + epoch)
+        """An empty dealer; the order within a window follows from seed and epoch."""
+        return Dealer(self.ranks, window=self.window, seed=self.seed * 1_000_003 + epoch)
 
     def cost_of(self, pack: list[Measured]) -> float:
         """The work of a pack, padding included."""

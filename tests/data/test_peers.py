@@ -1,4 +1,4 @@
-"""check_peers: ranks that must hold one pack, each in a process of its own."""
+"""Checks over a group: ranks that must hold one pack, or plan the same steps, each in a process of its own."""
 
 import multiprocessing
 from dataclasses import replace
@@ -6,39 +6,44 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from packfp8.data.peers import check_peers
+from packfp8.data import PackingSampler
+from packfp8.data.peers import check_peers, check_plan
 from packfp8.errors import StateError
 
 
-def rank_of(rank, world, path, batch, answers):
+def rank_of(rank, world, path, held, answers, all_here):
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
     pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
+    all_here.wait(60)  # a rank that leaves while others still connect takes their connections with it
     try:
-        check_peers(batch, pairs[rank // 2])
+        if isinstance(held, PackingSampler):
+            check_plan(held)
+        else:
+            check_peers(held, pairs[rank // 2])
         answers.put((rank, "alike"))
     except StateError as error:
         answers.put((rank, str(error)))
-    finally:
-        dist.destroy_process_group()
+    all_here.wait(60)
+    dist.destroy_process_group()
 
 
 @pytest.fixture
 def ask(tmp_path):
-    """A function from each rank's batch to each rank's answer; pairs of ranks are peers."""
+    """A function from each rank's batch or sampler to each rank's answer; batches are compared by two, samplers by all."""
 
-    def ask(batches):
+    def ask(held):
         context = multiprocessing.get_context("fork")
-        answers, path = context.Queue(), tmp_path / f"store{len(batches)}"
-        ranks = [
-            context.Process(target=rank_of, args=(rank, len(batches), path, batch, answers))
-            for rank, batch in enumerate(batches)
-        ]
+        answers, path = context.Queue(), tmp_path / f"store{len(held)}"
+        world = len(held)
+        all_here = context.Barrier(world)
+        places = [(rank, world, path, held[rank], answers, all_here) for rank in range(world)]
+        ranks = [context.Process(target=rank_of, args=place, daemon=True) for place in places]
         for process in ranks:
             process.start()
         told = dict(answers.get(timeout=60) for _ in ranks)
         for process in ranks:
             process.join(timeout=60)
-        return [told[rank] for rank in range(len(batches))]
+        return [told[rank] for rank in range(world)]
 
     return ask
 
@@ -68,3 +73,30 @@ def test_a_rank_with_another_pack_is_named_on_every_rank(batches_of, examples, l
     assert lines["expected"].startswith(f"as rank 2: step {batch.step}, {len(batch.ids)} sequences")
     assert "one pack" in lines["because"]
     assert "data-parallel rank, not its global rank" in lines["fix"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("fault", [None, "order", "seed", "epoch", "filter"])
+def test_a_rank_that_plans_other_steps_is_named_on_every_rank(measure, rule_of, examples, lines_of, ask, fault):
+    samplers = []
+    for rank in range(4):
+        items = examples[::-1] if (rank, fault) == (1, "order") else examples
+        seed = 1 if (rank, fault) == (1, "seed") else 0
+        sampler = PackingSampler(items, measure=measure, rule=rule_of(dp=4, dp_rank=rank), budget=256, seed=seed)
+        sampler.set_epoch(1 if (rank, fault) == (1, "epoch") else 0)
+        samplers.append(sampler.filter(is_short) if (rank, fault) == (1, "filter") else sampler)
+    answers = ask(samplers)
+    if fault is None:
+        assert answers == ["alike"] * 4
+        return
+    assert len(set(answers)) == 1
+    lines = lines_of(answers[0])
+    assert lines["what"] == "rank 1 plans other steps than the other ranks"
+    assert lines["got"].startswith("rank 1: epoch 1" if fault == "epoch" else "rank 1: epoch 0")
+    assert lines["expected"].startswith("as rank 0: epoch 0")
+    assert "repeat some examples and lose others" in lines["because"]
+    assert "same manifests in the same order" in lines["fix"]
+
+
+def is_short(example):
+    return example.id != "long"

@@ -16,7 +16,7 @@ def test_a_pack_is_a_cutset_and_says_its_step_and_rule(make_cuts, sampler_of):
     pack = next(iter(sampler))
     assert isinstance(pack, SampledPack)
     assert isinstance(pack, CutSet)
-    assert (pack.step, pack.fingerprint) == (0, sampler.terms.rule.fingerprint)
+    assert (pack.step, pack.fingerprint) == (0, f"{sampler.terms.rule.fingerprint} {sampler.terms.measure.fingerprint}")
     assert pack[0].dataloading_info == {"rank": 0, "world_size": 1, "worker_id": None}
     assert all(cut.custom is None for cut in cuts)  # the source's own cuts are left as they are
 

@@ -125,7 +125,9 @@ def literal_steps(cuts, accepts, terms, measure):
         slots = map(rule.slot, tokens) if thd else [-(-max(tokens) // row) * row] * len(pack)
         return sum(slot * slot for slot in slots)
 
-    dealt = deal(list(map(work, packs)), dp, window=terms.window if dp > 1 else 1, seed=terms.seed * 1_000_003)
+    if dp == 1:
+        return [[pack] for pack in packs]
+    dealt = deal(list(map(work, packs)), dp, window=terms.window, seed=terms.seed * 1_000_003)
     steps = [[packs[index] for index in step] for step in dealt.steps]
     rest = [packs[index] for index in dealt.remaining]
     return [*steps, rest + [[]] * (dp - len(rest))] if rest and terms.end == "fill" else steps

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from packfp8.data import Collator, PackedDataset, corpus
 from packfp8.errors import ConfigError
+from packfp8.lengths import Measure
 from packfp8.rule import Topology, align
 
 
@@ -169,14 +170,15 @@ def test_something_else_than_a_pack_is_refused(texts, sampler_of, dataset_of, li
     assert "batch_size=None" in lines["fix"]
 
 
-def test_a_pack_made_by_another_rule_is_refused(texts, sampler_of, measure, lines_of):
-    pack = next(iter(sampler_of(texts, recipe="bf16")))
+@pytest.mark.parametrize("options", [{"recipe": "bf16"}, {"measure": Measure(frames=None)}])
+def test_a_pack_made_by_another_rule_or_measure_is_refused(texts, sampler_of, measure, lines_of, options):
+    pack = next(iter(sampler_of(texts, **options)))
     rule = align("block", Topology())
     with pytest.raises(ConfigError) as refusal:
         PackedDataset(Collator(measure=measure, rule=rule, budget=256))[pack]
     lines = lines_of(refusal.value)
-    assert "another rule" in lines["what"]
+    assert "another rule or measure" in lines["what"]
     assert lines["got"] == f"sampler {pack.fingerprint}"
-    assert lines["expected"] == f"collator {rule.fingerprint}"
-    assert "illegal under another" in lines["because"]
-    assert "same Alignment" in lines["fix"]
+    assert lines["expected"] == f"collator {rule.fingerprint} {measure.fingerprint}"
+    assert "illegal" in lines["because"]
+    assert "same rule and measure" in lines["fix"]
