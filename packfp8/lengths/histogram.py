@@ -142,10 +142,10 @@ def checked_lengths(lengths) -> np.ndarray:
     return array.astype(np.int64) if array.dtype.kind == "f" else array
 
 
-def chunks(array: np.ndarray, size: int = _CHUNK) -> Iterator[np.ndarray]:
-    """Yield consecutive views of at most `size` entries."""
-    for start in range(0, len(array), size):
-        yield array[start : start + size]
+def chunks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield consecutive views of at most _CHUNK entries."""
+    for start in range(0, len(array), _CHUNK):
+        yield array[start : start + _CHUNK]
 
 
 def _summed(lengths: np.ndarray, counts: np.ndarray) -> Histogram:

@@ -27,7 +27,7 @@ class Capacity:
 
         Raises ConfigError for a value that is not a whole number of at least 1, BudgetError for less than one slot.
         """
-        capacity, multiple = at_least_one("capacity", capacity), at_least_one("multiple", multiple)
+        capacity, multiple = counted("capacity", capacity), counted("multiple", multiple)
         units = capacity // multiple
         if units < 1:
             raise BudgetError(
@@ -37,7 +37,7 @@ class Capacity:
                 because=f"every slot is a multiple of {multiple} tokens, as the rule asks",
                 fix="raise the budget",
             )
-        most = units if max_sequences is None else min(units, at_least_one("max_sequences", max_sequences))
+        most = units if max_sequences is None else min(units, counted("max_sequences", max_sequences))
         return cls(multiple=multiple, units=units, max_sequences=most)
 
     @property
@@ -46,15 +46,15 @@ class Capacity:
         return self.units * self.multiple
 
 
-def at_least_one(name: str, value: int) -> int:
-    """Return the setting as an int; raises ConfigError where it is not a whole number of at least 1."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+def counted(name: str, value: int, least: int = 1) -> int:
+    """Return the setting as an int; raises ConfigError where it is not a whole number of at least `least`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
         raise ConfigError(
             f"{name} is not a count",
             got=repr(value),
-            expected="a whole number, at least 1",
-            because=f"{name} counts tokens, sequences, packs or ranks",
-            fix=f"set {name} to a positive int",
+            expected=f"a whole number, at least {least}",
+            because=f"{name} counts tokens, sequences, packs, ranks or windows",
+            fix=f"set {name} to such an int",
         )
     return value.__index__()
 

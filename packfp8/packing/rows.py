@@ -7,7 +7,7 @@ from collections import deque
 from itertools import accumulate
 
 from packfp8.packing.admission import Admission, SetAside, whole_length
-from packfp8.packing.capacity import at_least_one, too_long
+from packfp8.packing.capacity import counted, too_long
 from packfp8.packing.lookahead import Lookahead
 from packfp8.packing.snapshot import settings_checked
 
@@ -31,10 +31,10 @@ class RowPacker:
     ) -> None:
         self._row = rule.row
         self._rows = [0]  # rule.row by number of rows, as far as it was asked
-        self._budget = at_least_one("budget", budget)
-        self._most = self._budget if max_sequences is None else at_least_one("max_sequences", max_sequences)
+        self._budget = counted("budget", budget)
+        self._most = self._budget if max_sequences is None else counted("max_sequences", max_sequences)
         self._admission = Admission(over_budget)
-        self._lookahead = Lookahead(at_least_one("lookahead", lookahead))
+        self._lookahead = Lookahead(counted("lookahead", lookahead))
         self._settings = {
             "budget": self._budget,
             "rows": [rule.row(number) for number in range(1, 9)],  # stands for the rule

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 from packfp8.packing.admission import Admission, SetAside, whole_length
-from packfp8.packing.capacity import Capacity, at_least_one, too_long
+from packfp8.packing.capacity import Capacity, counted, too_long
 from packfp8.packing.lookahead import Lookahead
 from packfp8.packing.snapshot import settings_checked
 from packfp8.packing.subset import fullest, fullest_of
@@ -48,7 +48,7 @@ class StreamPacker:
     ) -> None:
         self._capacity = Capacity.of(capacity, multiple, max_sequences)
         self._admission = Admission(over_budget)
-        self._lookahead = Lookahead(at_least_one("lookahead", lookahead))
+        self._lookahead = Lookahead(counted("lookahead", lookahead))
         self._settings = {
             "capacity": self._capacity.tokens,
             "multiple": self._capacity.multiple,
@@ -136,14 +136,11 @@ class StreamPacker:
             return True
         ahead = self._lookahead
         slots = self._capacity.max_sequences - len(self._open)
-        after = self._room - ahead.sizes[ahead.oldest]
-        if after < 0:
-            return False
         if ending:
             return ahead.units <= self._room and len(ahead) <= slots
         if slots <= _NEAR_SLOTS:
             return slots * max(ahead.sizes.values()) <= self._room
-        return after * len(ahead) >= _NEAR_EXAMPLES * ahead.units
+        return (self._room - ahead.sizes[ahead.oldest]) * len(ahead) >= _NEAR_EXAMPLES * ahead.units
 
     def _closing(self) -> tuple[list[int], bool]:
         """Return numbers of examples that fill the open pack best, older ones first, and whether they fill it exactly."""

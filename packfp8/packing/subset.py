@@ -12,8 +12,8 @@ def fullest(parts: Iterable[tuple[object, int]], room: int) -> tuple[list, int]:
     """Return the names of parts whose sizes add up as near to `room` as any do without passing it, and their sum.
 
     Args:
-        parts: (name, size) with size at least 1. Parts given first are preferred, and no more are looked at once the
-            room is met exactly.
+        parts: (name, size) with size at least 1. Parts given first are preferred: the last one chosen stands as early
+            as it can, then the one before it, and so on. None is looked at once the room is met exactly.
         room: units to fill.
     """
     mask, exact = (2 << room) - 1, 1 << room
@@ -24,11 +24,17 @@ def fullest(parts: Iterable[tuple[object, int]], room: int) -> tuple[list, int]:
             reached = (reached | reached << size) & mask
             if reached >= exact:
                 break
-    return _walk_back(trail, reached.bit_length() - 1)
+    total = left = reached.bit_length() - 1
+    chosen = []
+    for before, name, size in reversed(trail):
+        if not before >> left & 1:  # not reached without this part
+            chosen.append(name)
+            left -= size
+    return chosen[::-1], total
 
 
 def fullest_of(most: int, parts: Iterable[tuple[object, int]], room: int) -> tuple[list, int]:
-    """Return the same with at most `most` parts; the cost grows with `most`."""
+    """Return the same with at most `most` parts, with as few of them as will do; the cost grows with `most`."""
     mask, exact = (2 << room) - 1, 1 << room
     reached, trail = [1] + [0] * most, []  # reached[k]: sums of exactly k parts
     for name, size in parts:
@@ -38,7 +44,7 @@ def fullest_of(most: int, parts: Iterable[tuple[object, int]], room: int) -> tup
                 reached[k] |= (reached[k - 1] << size) & mask
             if max(reached) >= exact:
                 break
-    k = max(range(most + 1), key=reached.__getitem__)
+    k = max(range(most + 1), key=lambda parts: reached[parts].bit_length())
     total = left = reached[k].bit_length() - 1
     chosen = []
     for before, name, size in reversed(trail):
@@ -46,14 +52,4 @@ def fullest_of(most: int, parts: Iterable[tuple[object, int]], room: int) -> tup
             chosen.append(name)
             left -= size
             k -= 1
-    return chosen[::-1], total
-
-
-def _walk_back(trail: list[tuple[int, object, int]], total: int) -> tuple[list, int]:
-    """Return the parts that made `total`: a part was needed where the sum was not yet reached before it."""
-    left, chosen = total, []
-    for before, name, size in reversed(trail):
-        if not before >> left & 1:
-            chosen.append(name)
-            left -= size
     return chosen[::-1], total
