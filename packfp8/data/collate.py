@@ -6,6 +6,7 @@ items -> examples -> ids and targets -> plan (from lengths alone) -> audio of th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -95,6 +96,15 @@ class Collator:
 
     def collate(self, items: Iterable, *, step: int = 0) -> PackedBatch:
         """The batch of `items` at `step`; of none, a pack of filler alone, whose loss has zero weight."""
+        return self._collate(items, step, [self.rule])[0]
+
+    def slabs(self, items: Iterable, *, step: int = 0) -> tuple[PackedBatch, ...]:
+        """The batches of all CP ranks, in their order; each clip is read once."""
+        topology = self.rule.topology
+        ranks = [replace(topology, cp_rank=rank) for rank in range(topology.cp)]
+        return self._collate(items, step, [replace(self.rule, topology=rank) for rank in ranks])
+
+    def _collate(self, items: Iterable, step: int, rules: list[Alignment]) -> tuple[PackedBatch, ...]:
         aside: list[SetAside] = []
         kept: list[tuple[Example, Encoded]] = []
         for position, item in enumerate(items):
@@ -103,10 +113,13 @@ class Collator:
         loaded: dict[int, Loaded] = {}
         if self.on_fault == "set_aside":
             kept = self._with_audio(kept, loaded, aside)
-        plan = self._plan(kept)
         clips = [clip for example, _ in kept for clip in example.clips]
-        audio = [loaded[id(clips[n])] if id(clips[n]) in loaded else self._load(clips[n]) for n in plan.clips]
-        return self._batch(plan, kept, audio, step, tuple(aside))
+        plans = [self._plan(kept, rule) for rule in rules]
+        for n in sorted({int(n) for plan in plans for n in plan.clips}):
+            if id(clips[n]) not in loaded:
+                loaded[id(clips[n])] = self._load(clips[n])
+        audio = [[loaded[id(clips[n])] for n in plan.clips] for plan in plans]
+        return tuple(self._batch(plan, kept, heard, step, tuple(aside)) for plan, heard in zip(plans, audio, strict=True))
 
     def _encode(self, item: object, position: int) -> tuple[Example, Encoded]:
         example = as_example(item, sample_rate=self.sample_rate, position=position)
@@ -184,18 +197,19 @@ class Collator:
         tolerance = self.tolerance_samples
         return load_clip(clip, self.sample_rate, resample=self.resample, tolerance_samples=tolerance)
 
-    def _plan(self, kept: list) -> Plan:
+    def _plan(self, kept: list, rule: Alignment) -> Plan:
         spans = [(n, c.start, c.encoder_frames) for n, (_, encoded) in enumerate(kept) for c in encoded.clips]
         return make_plan(
             [len(encoded.ids) for _, encoded in kept],
             spans,
-            self.rule,
-            total=self.rule.floor(self.budget) if self.static else None,
+            rule,
+            total=rule.floor(self.budget) if self.static else None,
             ids=[example.id for example, _ in kept],
         )
 
     def _batch(self, plan: Plan, kept: list, audio: list[Loaded], step: int, aside: tuple[SetAside, ...]) -> PackedBatch:
-        slots, cp = plan.slots, self.rule.topology.cp
+        slots, rule = plan.slots, plan.rule
+        cp = rule.topology.cp
         ids, labels = ids_and_labels([encoded for _, encoded in kept], slots)
         shape = (slots.rows, slots.total // slots.rows // cp) if slots.rows else (slots.total // cp,)
         local_labels = labels[plan.index]
@@ -220,10 +234,10 @@ class Collator:
             num_supervised=int(np.count_nonzero(local_labels != IGNORED)),
             ids=tuple(example.id for example, _ in kept),
             step=step,
-            rule=self.rule,
-            fingerprint=self.rule.fingerprint,
+            rule=rule,
+            fingerprint=rule.fingerprint,
             checksum=checksum(plan, ids, labels),
-            layout=self.rule.layout,
+            layout=rule.layout,
             slots=slots,
             set_aside=aside,
             trimmed_samples=sum(abs(loaded.trimmed_samples) for loaded in audio),
