@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -71,6 +73,39 @@ def explain(recipe, dp, cp, tp, sp, layout, frozen, fast, batch, as_json) -> Non
         click.echo(f"  {batch} rows     S a multiple of {rule.row(batch)}")
 
 
+@main.command(epilog="Example:  packfp8 report 'data/*.jsonl.gz' --budget 16384 --recipe block --cp 2 --compare --html r.html")
+@click.argument("manifests", nargs=-1, required=True, metavar="MANIFEST...")
+@click.option("--budget", type=click.IntRange(1), required=True, help="Most tokens of a pack.")
+@click.option(
+    "--recipe", default="bf16", show_default=True, callback=lambda ctx, param, value: _known(value), help="FP8 recipe."
+)
+@_with_topology
+@click.option("--lookahead", type=click.IntRange(1), default=256, show_default=True, help="Examples a pack may choose among.")
+@click.option("--max-sequences", type=click.IntRange(1), help="Most sequences in a pack.")
+@click.option("--frames-per-second", metavar="F", help="Encoder frames in a second of audio.  [default: 12.5]")
+@click.option("--tokenizer", metavar="T", help="'bytes', tokenizer.json, module:name, or a Hugging Face name.")
+@click.option("--prompt-tokens", type=click.IntRange(0), default=0, show_default=True, help="Added to every example.")
+@click.option("--payoff", type=click.Path(path_type=Path), help="Saved `packfp8 payoff --json`: is the budget where FP8 wins?")
+@click.option("--html", type=click.Path(path_type=Path), help="Write one page with charts.")
+@click.option("--compare", is_flag=True, help="Batch the same examples in other ways, too.")
+@_JSON
+def report(manifests, budget, recipe, dp, cp, tp, sp, layout, frozen, fast, html, as_json, **options) -> None:
+    """What packing achieves on lhotse cuts, NeMo or CSV manifests, Kaldi folders or .npy lengths.
+
+    Start it with torchrun to split the files over processes.
+    """
+    from packfp8.report import launched
+    from packfp8.report import report as measured
+
+    rule = {"layout": layout, "trains_weights": not frozen, "fast": fast, "topology": Topology(dp=dp, cp=cp, tp=tp, sp=sp)}
+    with launched() as ranks, _reading(ranks.rank == 0) as progress:
+        result = measured(manifests, budget=budget, recipe=recipe, ranks=ranks, progress=progress, **rule, **options)
+        if ranks.rank != 0:
+            return
+    _write(result, html)
+    _show(result, as_json)
+
+
 @main.command(epilog="Example:  packfp8 demo --data my_recordings/ --layout bshd --steps 10")
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of audio with a .txt beside each file.")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Optimiser steps, of one pack each.")
@@ -87,6 +122,65 @@ def demo(data, steps, layout, recipe, as_json) -> None:
     from packfp8.report.demo import run_demo
 
     _show(run_demo(data, steps=steps, layout=layout, recipe=recipe), as_json)
+
+
+@main.command(epilog="Example:  packfp8 payoff --hidden 4096 --ffn 11264 --tokens 1024,4096,16384 --html payoff.html")
+@click.option("--hidden", type=click.IntRange(64), default=4096, show_default=True, help="Hidden size.")
+@click.option("--ffn", type=click.IntRange(16), help="Inner size of the SwiGLU MLP.  [default: 2.75 * hidden]")
+@click.option("--layers", type=click.IntRange(1), default=2, show_default=True, help="Decoder layers.")
+@click.option(
+    "--tokens", callback=lambda ctx, param, value: _counts(value), help="Tokens of a pack.  [default: 1024,...,65536]"
+)
+@click.option("--html", type=click.Path(path_type=Path), help="Write one page with charts.")
+@_JSON
+def payoff(hidden, ffn, layers, tokens, html, as_json) -> None:
+    """From how many tokens on FP8 beats BF16 on this GPU, launched eagerly and as a CUDA graph."""
+    from packfp8.report import payoff as timed
+
+    told = {} if tokens is None else {"tokens": tokens}
+    result = timed(hidden=hidden, ffn=ffn, layers=layers, progress=lambda case: click.echo(f"timing {case}", err=True), **told)
+    _write(result, html)
+    _show(result, as_json)
+
+
+@main.command(epilog="Example:  packfp8 doctor --json")
+@_JSON
+@click.pass_context
+def doctor(ctx, as_json) -> None:
+    """Whether this machine would train packed FP8 batches rightly and fast; exit code 1 if not."""
+    from packfp8.report import doctor as examined
+
+    result = examined()
+    _show(result, as_json)
+    ctx.exit(result.exit_code)
+
+
+@contextmanager
+def _reading(shown: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on stderr while bytes are read; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
+        yield None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _counts(text: str | None) -> list[int] | None:
+    """The whole numbers of a list with commas."""
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError as fault:
+        raise click.UsageError(f"--tokens takes whole numbers with commas, not {text!r}") from fault
+
+
+def _write(result, html: Path | None) -> None:
+    if html is not None:
+        html.write_text(result.html(), encoding="utf-8")
 
 
 def _show(result, as_json: bool) -> None:

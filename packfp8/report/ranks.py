@@ -52,7 +52,10 @@ class Ranks:
             PackError: what the first failing rank raised, on every rank.
         """
         if self.size == 1:
-            return count(list(find()))
+            try:
+                return count(list(find()))
+            except OSError as error:
+                raise unreadable(error) from error
         fault, names, tally, rejected = None, None, Tally.total([]), Rejected()
         try:
             manifests = find()
