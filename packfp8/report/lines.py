@@ -168,14 +168,10 @@ def _mixed(cut: dict) -> tuple[float, str]:
 
 
 def _numbers(values: list) -> np.ndarray:
-    """float64 [n]; NaN where a value is not a number."""
-    try:
-        array = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        array = None
-    if array is None or array.ndim != 1:
-        array = np.array([v if isinstance(v, (int, float)) else np.nan for v in values], dtype=np.float64)
-    return array
+    """float64 [n]; NaN where a value is not a number. NumPy would read the text "1" as one, which no loader does."""
+    if not set(map(type, values)) <= {int, float}:
+        values = [value if type(value) in (int, float) else np.nan for value in values]
+    return np.array(values, dtype=np.float64)
 
 
 def _impossible(seconds: object, frames: int) -> str:
