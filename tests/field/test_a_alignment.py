@@ -63,7 +63,7 @@ def test_the_block_of_a_recipe_is_its_own_and_is_asked_of_each_shard(lines_of):
 
 
 def test_a_recipe_left_open_is_refused_and_a_batch_of_another_recipe_is_stopped_before_forward(collate, docs, model_of):
-    """An open recipe is one on a host without a GPU and another on the worker: a wrong loss, silently. NovaSky-AI/SkyRL#1898."""
+    """An open recipe is one on a host without a GPU and another on a worker: a wrong loss. NovaSky-AI/SkyRL#1898."""
     with pytest.raises(RuleError, match="a recipe left open resolves differently"):
         align("auto")
     (batch,) = collate(docs(5), "block")
