@@ -87,8 +87,7 @@ def _rivals(report: Report) -> Table:
 def _rejected(report: Report) -> Text:
     more = report.rejected.count - len(report.rejected.named)
     lines = [f"Rejected lines: {report.rejected.count:,}", *(f"  {line}" for line in report.rejected.named)]
-    text = "\n".join([*lines, *([f"  and {more:,} more"] if more else []), ""])
-    return Text(text, no_wrap=True, overflow="ignore")  # a path stays in one piece
+    return Text("\n".join([*lines, *([f"  and {more:,} more"] if more else []), ""]), overflow="fold")
 
 
 def _walked(report: Report) -> str:
