@@ -226,6 +226,24 @@ def test_logits_of_a_batch_handed_over_sequence_first_come_back_in_its_own_shape
     torch.testing.assert_close(out.logits[text], first.llm.head(first.llm.embed(batch.input_ids))[text])
 
 
+@pytest.mark.parametrize("layout", ["thd", "bshd"])
+def test_nan_at_pads_reaches_neither_loss_nor_gradient(build, collate, layout):
+    rule = align("block", layout=layout)
+    model, batch = build(rule), collate(rule)
+
+    def gradients():
+        model.zero_grad()
+        out = model(batch, global_supervised=32)
+        out.loss.backward()
+        return out.loss.item(), [p.grad.clone() for p in model.parameters()]
+
+    loss, clean = gradients()
+    model.llm.register_forward_hook(lambda *io: torch.where(batch.padding_mask[..., None], float("nan"), io[-1]))
+    assert gradients()[0] == pytest.approx(loss, abs=1e-12)
+    for one, other in zip(gradients()[1], clean, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
 # -- a rank without audio, FP8, and the device -------------------------------------------------------------------------
 
 

@@ -60,7 +60,9 @@ def test_every_example_of_the_corpus_is_packed_once_and_every_token_accounted_fo
 
 @pytest.mark.parametrize("layout", ["thd", "bshd"])
 def test_the_loss_falls_and_is_the_same_every_time(layout):
-    first, again = (run_demo(steps=6, layout=layout, budget=1024) for _ in range(2))
+    first = run_demo(steps=6, layout=layout, budget=1024)
+    torch.rand(1)  # the caller's own random state is another then
+    again = run_demo(steps=6, layout=layout, budget=1024)
     assert first.losses == again.losses
     assert first.losses[0] == pytest.approx(np.log(272), abs=0.1)
     assert first.losses[-1] < first.losses[0] - 0.4
