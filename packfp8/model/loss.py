@@ -46,6 +46,24 @@ def loss_sum(hidden: Tensor, weight: Tensor, labels: Tensor, *, chunk_tokens: in
     return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, labels.flatten(), chunk_tokens, wanted)
 
 
+def supervised_rows(hidden: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The rows of `hidden` that have a label, `[count, hidden]`, and their labels; in order, found without a wait.
+
+    Prompts, audio and padding then cost the head nothing. While a CUDA graph is captured all rows are kept: a step that is
+    replayed has one shape, and `count` is another for each batch.
+
+    Args:
+        hidden: `[..., hidden]`.
+        labels: int64 `[...]`.
+        count: labels that are not -100, known on the host: `batch.num_supervised`.
+    """
+    hidden, labels = hidden.flatten(0, -2), labels.flatten()
+    if hidden.is_cuda and torch.cuda.is_current_stream_capturing():
+        return hidden, labels
+    rows = (labels == IGNORED).to(torch.uint8).argsort(stable=True)[:count]
+    return hidden.index_select(0, rows), labels.index_select(0, rows)
+
+
 def scaled(total: Tensor, topology: Topology, global_supervised: int | Tensor) -> Tensor:
     """`total * (dp * cp) / global_supervised`, zero where nothing is supervised.
 

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from packfp8.data import Collator
 from packfp8.errors import ConfigError
-from packfp8.model.loss import count_supervised, loss_sum, scaled
+from packfp8.model.loss import count_supervised, loss_sum, scaled, supervised_rows
 from packfp8.rule import Topology, align
 
 TOKENS, HIDDEN, VOCAB = 37, 12, 50
@@ -86,6 +86,29 @@ def test_frozen_parts_need_no_gradient():
     torch.testing.assert_close(alone, both[0])
     with torch.no_grad():
         assert not loss_sum(hidden, weight, labels).requires_grad
+
+
+@pytest.mark.parametrize("supervised", [0.0, 0.4, 1.0])
+def test_the_supervised_rows_alone_give_the_same_loss_and_gradient(supervised):
+    hidden, weight, labels = draw(supervised=supervised)
+    count = int((labels != -100).sum())
+    rows, theirs = supervised_rows(hidden.reshape(1, TOKENS, HIDDEN), labels[None], count)
+    assert rows.shape == (count, HIDDEN)
+    assert torch.equal(theirs, labels[labels != -100])
+    one = torch.autograd.grad(loss_sum(rows, weight, theirs, chunk_tokens=5), (hidden, weight))
+    other = torch.autograd.grad(loss_sum(hidden, weight, labels), (hidden, weight))
+    for ours, all_rows in zip(one, other, strict=True):
+        torch.testing.assert_close(ours, all_rows, rtol=0, atol=1e-12)
+
+
+def test_all_rows_are_kept_while_a_graph_is_captured(monkeypatch):
+    """A replay has the shapes of the capture: a count of that one batch would cut later ones."""
+    hidden, _, labels = draw()
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    rows, kept = supervised_rows(hidden, labels, 3)
+    assert rows.shape == hidden.shape
+    assert torch.equal(kept, labels)
 
 
 class Largest(TorchDispatchMode):

@@ -54,8 +54,10 @@ def test_ids_at_pads_and_audio_positions_do_not_matter(run_ranks, mixed, layout,
 def test_large_embeddings_at_pads_do_not_matter(run_ranks, mixed, layout, cp, monkeypatch):
     model, batches, outputs = run_ranks(mixed, "block", layout, cp)
 
-    def loud(embeddings, frames, batch, splice=wrapper.splice):
-        spliced = splice(embeddings, frames, batch)
+    splice = wrapper.splice
+
+    def loud(embeddings, frames, batch, *rest):
+        spliced = splice(embeddings, frames, batch, *rest)
         return torch.where(batch.padding_mask[..., None], 1e4 * torch.arange(1, 17, dtype=spliced.dtype), spliced)
 
     monkeypatch.setattr(wrapper, "splice", loud)
