@@ -111,7 +111,6 @@ class DemoResult:
     def _rows(self) -> list[tuple[str, str]]:
         waste, total = self.waste, self.tokens_total
         sizes = [slots.sequences for slots in self.packs]
-        steps = len(self.losses)
         rows = [
             (
                 "rule",
@@ -123,8 +122,8 @@ class DemoResult:
             ("fill", f"{self.fill:.2%} (real tokens {self.fill_real:.2%}), the last pack of the epoch counted too"),
             ("waste", f"slot {waste['slot'] / total:.2%}, filler {waste['filler'] / total:.2%}"),
             ("set aside", f"{len(self.set_aside)}" + "".join(f"\n{one.id}: {_first(one)}" for one in self.set_aside[:_NAMED])),
-            ("trained", f"{steps} steps, {self.trained_tokens:,} tokens, {self.audio_seconds:.0f} s of audio"),
-            ("loss", " ".join(f"{self.losses[at]:.2f}" for at in _shown(steps))),
+            ("trained", f"{len(self.losses)} steps, {self.trained_tokens:,} tokens, {self.audio_seconds:.0f} s of audio"),
+            ("loss", _falling(self.losses)),
             ("time", f"{self.seconds:.1f} s"),
         ]
         return rows
@@ -134,8 +133,9 @@ def _first(one: SetAside) -> str:
     return one.reason.splitlines()[0]
 
 
-def _shown(steps: int, most: int = 8) -> list[int]:
-    """At most `most` steps, evenly spread, the first and the last among them."""
-    if steps <= most:
-        return list(range(steps))
-    return [round(n * (steps - 1) / (most - 1)) for n in range(most)]
+def _falling(losses: tuple[float, ...], parts: int = 5) -> str:
+    """Means over `parts` equal stretches of the run, where it is that long: one pack is harder than another."""
+    size = max(1, len(losses) // parts)
+    stretches = [losses[at : at + size] for at in range(0, len(losses), size)]
+    means = " ".join(f"{sum(stretch) / len(stretch):.2f}" for stretch in stretches)
+    return f"{means} (a token; each of {size} steps)" if size > 1 else f"{means} (a token, step by step)"
