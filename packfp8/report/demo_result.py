@@ -138,4 +138,4 @@ def _falling(losses: tuple[float, ...], parts: int = 5) -> str:
     size = max(1, len(losses) // parts)
     stretches = [losses[at : at + size] for at in range(0, len(losses), size)]
     means = " ".join(f"{sum(stretch) / len(stretch):.2f}" for stretch in stretches)
-    return f"{means} (a token; each of {size} steps)" if size > 1 else f"{means} (a token, step by step)"
+    return f"{means} (per token{f', means of {size} steps' if size > 1 else ''})"
