@@ -53,11 +53,14 @@ class PackedBatch:
         padding_mask: bool, True = pad.
         cu_seqlens: int32 `[slots + 1]`, padded offsets of the whole pack; static: `[max_sequences + 2]`, the last repeated.
         max_seqlen: tokens of the longest slot, a Python int: a tensor would key kernel caches anew at every step.
-        audio: float32 `[clips, samples]`, waveforms of the clips of which this rank holds a frame, zeros on the right.
+        audio: float32 `[clips, samples]`, waveforms of the clips that this rank encodes, zeros on the right: those of which it
+            holds a frame, or its share of the pack's.
         audio_lens: int64 `[clips]`, samples of each.
         audio_source: int64 `[frames]`, rows of the encoder's output flattened to `[clips * audio_frames]`.
         audio_destination: int64 `[frames]`, where they stand among this rank's tokens, flat.
         audio_frames: encoder frames of the longest of those clips.
+        frames_sent, frames_received: frames to and from each CP rank, itself included; to another only where encoders are
+            shared. Then `audio_source` goes rank by rank over those sent, `audio_destination` over those received.
         num_supervised: labels of this CP rank that are not -100.
         ids: names of the sequences, slot after slot.
         step: number of the step that this batch belongs to, for `sampler.state_dict(step=batch.step)`.
@@ -82,6 +85,8 @@ class PackedBatch:
     audio_source: Tensor
     audio_destination: Tensor
     audio_frames: int
+    frames_sent: tuple[int, ...]
+    frames_received: tuple[int, ...]
     num_supervised: int
     ids: tuple[str, ...]
     step: int

@@ -38,6 +38,8 @@ class Collator:
             difference is cut or filled with zeros, and counted. One hop where it is left out.
         static: every pack has the budget's tokens, `max_sequences + 2` offsets and one `max_seqlen`.
         max_sequences: most sequences of a pack; needed with `static`.
+        share_encoder: whether each clip is encoded by one CP rank, and its frames sent to those that hold them: the model must
+            then have the CP group.
 
     Raises:
         ConfigError: an unknown policy, no room for a sequence, or `static` without its bounds.
@@ -56,6 +58,7 @@ class Collator:
         tolerance_samples: int | None = None,
         static: bool = False,
         max_sequences: int | None = None,
+        share_encoder: bool = False,
     ) -> None:
         for name, policy in (("over_budget", over_budget), ("on_fault", on_fault)):
             if policy not in POLICIES:
@@ -67,6 +70,7 @@ class Collator:
         self.measure, self.rule, self.budget = measure, rule, budget
         self.over_budget, self.on_fault = over_budget, on_fault
         self.resample, self.static, self.max_sequences = resample, static, max_sequences
+        self.share_encoder = share_encoder
         frames = measure.frames
         self.sample_rate = frames.sample_rate if frames else 16_000
         hop = frames.hop_samples if frames else 0
@@ -205,6 +209,7 @@ class Collator:
             rule,
             total=rule.floor(self.budget) if self.static else None,
             ids=[example.id for example, _ in kept],
+            share_encoder=self.share_encoder,
         )
 
     def _batch(self, plan: Plan, kept: list, audio: list[Loaded], step: int, aside: tuple[SetAside, ...]) -> PackedBatch:
@@ -231,6 +236,8 @@ class Collator:
             audio_source=torch.from_numpy(np.array(plan.audio_source)),
             audio_destination=torch.from_numpy(np.array(plan.audio_destination)),
             audio_frames=plan.frames_max,
+            frames_sent=plan.frames_sent,
+            frames_received=plan.frames_received,
             num_supervised=int(np.count_nonzero(local_labels != IGNORED)),
             ids=tuple(example.id for example, _ in kept),
             step=step,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from packfp8.layout.shard import cp_index
+from packfp8.layout.share import dealt, held
 from packfp8.layout.slots import Slots, place
 from packfp8.rule import Alignment
 
@@ -26,10 +27,12 @@ class Plan:
         position_ids: int64 `[T/cp]`, position within the slot; runs on through its padding.
         seq_idx: int32 `[T/cp]`, number of the slot; filler has its own.
         padding_mask: bool `[T/cp]`, True = pad.
-        clips: int64 `[held]`, the clips of the pack of which this rank holds at least one frame, in order.
-        audio_source: int64 `[frames]`, rows of those clips' encoder output, flattened from `[held, frames_max]`.
-        audio_destination: int64 `[frames]`, where they stand among this rank's tokens.
+        clips: int64 `[encoded]`, the clips that this rank encodes, in order: those of which it holds at least one frame, or its
+            share of all.
+        audio_source: int64 `[frames sent]`, rows of those clips' encoder output, flattened from `[encoded, frames_max]`.
+        audio_destination: int64 `[frames received]`, where frames stand among this rank's tokens.
         frames_max: encoder frames of the longest of those clips; 0 without clips.
+        frames_sent, frames_received: to and from each CP rank, itself included; another only where encoders are shared.
         checksum: text, equal on all CP and TP peers of one pack.
     """
 
@@ -43,6 +46,8 @@ class Plan:
     audio_source: np.ndarray
     audio_destination: np.ndarray
     frames_max: int
+    frames_sent: tuple[int, ...]
+    frames_received: tuple[int, ...]
     checksum: str
 
     def __post_init__(self) -> None:
@@ -60,6 +65,7 @@ def make_plan(
     total: int | None = None,
     rows: int | None = None,
     ids: Sequence[str] = (),
+    share_encoder: bool = False,
 ) -> Plan:
     """The plan of one pack for the CP rank that `rule.topology` names.
 
@@ -68,6 +74,7 @@ def make_plan(
         clips: (sequence, start within it, encoder frames) of every clip, in the order in which they are heard.
         total, rows: as for `place`.
         ids: names of the sequences, part of the checksum.
+        share_encoder: whether each clip is encoded by one CP rank, and its frames travel.
 
     Raises:
         what `place` raises.
@@ -78,7 +85,7 @@ def make_plan(
     slot_of = np.repeat(np.arange(len(slots.lengths)), slots.sizes // topology.cp)
     position_ids = index - slots.offsets[slot_of]
     spans = np.asarray(clips, dtype=np.int64).reshape(-1, 3)
-    held, source, destination, frames_max = _audio(spans, slots, index)
+    heard = (dealt if share_encoder else held)(spans, slots, topology)
     return Plan(
         rule=rule,
         slots=slots,
@@ -86,31 +93,18 @@ def make_plan(
         position_ids=position_ids,
         seq_idx=slot_of.astype(np.int32),
         padding_mask=position_ids >= slots.lengths[slot_of],
-        clips=held,
-        audio_source=source,
-        audio_destination=destination,
-        frames_max=frames_max,
-        checksum=_checksum(rule, slots, spans, ids),
+        clips=heard.clips,
+        audio_source=heard.source,
+        audio_destination=heard.destination,
+        frames_max=heard.frames_max,
+        frames_sent=heard.sent,
+        frames_received=heard.received,
+        checksum=_checksum(rule, slots, spans, ids, share_encoder),
     )
 
 
-def _audio(spans: np.ndarray, slots: Slots, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Clips that this rank holds, and for each of its audio tokens the encoder row and the place among its tokens."""
-    sequence, start, frames = spans.T
-    clip_of = np.repeat(np.arange(len(spans)), frames)
-    frame_of = np.arange(clip_of.size) - np.repeat(np.cumsum(frames) - frames, frames)
-    local = np.full(slots.total, -1, dtype=np.int64)
-    local[index] = np.arange(index.size)
-    destination = local[(slots.offsets[sequence] + start)[clip_of] + frame_of]
-    here = destination >= 0
-    clip_of, frame_of, destination = clip_of[here], frame_of[here], destination[here]
-    held, row_of = np.unique(clip_of, return_inverse=True)
-    frames_max = int(frames[held].max()) if held.size else 0
-    return held, row_of * frames_max + frame_of, destination, frames_max
-
-
-def _checksum(rule: Alignment, slots: Slots, spans: np.ndarray, ids: Sequence[str]) -> str:
-    digest = hashlib.blake2b(rule.fingerprint.encode(), digest_size=8)
+def _checksum(rule: Alignment, slots: Slots, spans: np.ndarray, ids: Sequence[str], share_encoder: bool) -> str:
+    digest = hashlib.blake2b(rule.fingerprint.encode() + b" shared" * share_encoder, digest_size=8)
     for array in (slots.lengths, slots.offsets, spans):
         digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     digest.update(repr(tuple(ids)).encode())  # repr: no two lists of ids are spelled alike

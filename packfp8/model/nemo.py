@@ -12,14 +12,16 @@ for the device, and totals that the FP8 recipe, context and sequence parallelism
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from packfp8.data import Collator, PackedBatch
 from packfp8.data.consumers import LOSS
 from packfp8.errors import ConfigError
+from packfp8.model.encoder_share import alone
 from packfp8.model.splice import check_encoder_lens, splice
 
 
@@ -42,15 +44,17 @@ class SalmCollator:
         return {"pack": pack, "input_ids": pack.input_ids}
 
 
-def salm_inputs(model, batch: PackedBatch, *, shortest_samples: int) -> dict:
+def salm_inputs(
+    model, batch: PackedBatch, *, shortest_samples: int, exchange: Callable[[Tensor, PackedBatch], Tensor] = alone
+) -> dict:
     """What `prepare_inputs` returns: `input_embeds` (THD `[T/cp, hidden]`, BSHD `[B, S, hidden]`), `attention_mask` (None),
     `target_ids`, already shifted, and `llm_kwargs`.
 
     Args:
-        model: a `SALMAutomodel`, or anything with its `perception` and `_embed_tokens`. Under CP each rank encodes the clips of
-            which it holds frames.
+        model: a `SALMAutomodel`, or anything with its `perception` and `_embed_tokens`.
         batch: on the model's device.
         shortest_samples: length of the silence that a rank without audio encodes, so that FSDP gathers on every rank.
+        exchange: `FrameExchange(cp_group)` where CP ranks share the encoder; else each encodes the clips that it holds.
 
     Raises:
         ConfigError: a padded batch under CP, which SALM cannot run.
@@ -72,7 +76,7 @@ def salm_inputs(model, batch: PackedBatch, *, shortest_samples: int) -> dict:
     check_encoder_lens(frame_lens, batch)
     given = batch.kwargs("automodel")
     return {
-        "input_embeds": splice(model._embed_tokens(batch.input_ids), frames, batch),
+        "input_embeds": splice(model._embed_tokens(batch.input_ids), frames, batch, exchange),
         "attention_mask": None,
         "target_ids": given["labels"],
         "llm_kwargs": {name: value for name, value in given.items() if name not in LOSS},

@@ -8,14 +8,20 @@ Both indices were made on the CPU, from lengths alone. Nothing here asks the dev
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from packfp8.data import PackedBatch
 from packfp8.errors import LengthError
+from packfp8.model.encoder_share import alone
+from packfp8.model.rows import placed, taken
 
 
-def splice(embeddings: Tensor, frames: Tensor, batch: PackedBatch) -> Tensor:
+def splice(
+    embeddings: Tensor, frames: Tensor, batch: PackedBatch, exchange: Callable[[Tensor, PackedBatch], Tensor] = alone
+) -> Tensor:
     """`embeddings` `[..., hidden]` with `frames` at the audio positions; gradients reach both.
 
     Args:
@@ -24,12 +30,14 @@ def splice(embeddings: Tensor, frames: Tensor, batch: PackedBatch) -> Tensor:
             off by their shape alone. With no audio in the batch none is placed: the gradient is zero, and the encoder stays in
             the graph.
         batch: says which row goes where.
+        exchange: fetches what other CP ranks encoded (`FrameExchange`).
 
     Raises:
         LengthError: fewer frames than the plan has placed.
+        ConfigError: as `exchange`.
     """
-    rows = narrowed(frames, batch).flatten(0, 1).index_select(0, batch.audio_source)
-    flat = embeddings.flatten(0, -2).index_copy(0, batch.audio_destination, rows.to(embeddings.dtype))
+    rows = taken(narrowed(frames, batch).flatten(0, 1), batch.audio_source).to(embeddings.dtype)
+    flat = placed(embeddings.flatten(0, -2), exchange(rows, batch), batch.audio_destination)
     return flat.reshape(embeddings.shape)
 
 

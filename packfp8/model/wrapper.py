@@ -25,14 +25,17 @@ from packfp8.data import PackedBatch
 from packfp8.data.consumers import LOSS
 from packfp8.errors import ConfigError, StateError
 from packfp8.lengths import AudioFrames
+from packfp8.model.encoder_share import FrameExchange, alone
 from packfp8.model.handover import handed, restored
 from packfp8.model.indexing import warn_if_wrapping, widest_row
 from packfp8.model.isolation import prove_isolation
-from packfp8.model.loss import CHUNK_TOKENS, loss_sum, scaled
+from packfp8.model.loss import CHUNK_TOKENS, loss_sum, scaled, supervised_rows
 from packfp8.model.splice import check_encoder_lens, splice
 from packfp8.rule import Alignment
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from packfp8.model.fp8 import Fp8
 
 
@@ -63,6 +66,7 @@ class PackedModel(nn.Module):
         frames: of the measure; says how long the clip is that a rank without audio hears. Needed with an encoder.
         fp8: how the language model runs in FP8; None is none.
         loss_chunk_tokens: tokens whose logits are held at a time.
+        cp_group: the CP ranks, where they share the encoder (`Collator(share_encoder=True)`); it is then called for each batch.
 
     Raises:
         ConfigError: parts that do not fit together, and whatever `fp8.prepare` refuses.
@@ -79,6 +83,7 @@ class PackedModel(nn.Module):
         frames: AudioFrames | None = None,
         fp8: Fp8 | None = None,
         loss_chunk_tokens: int = CHUNK_TOKENS,
+        cp_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         _check_parts(encoder, projector, llm, frames)
@@ -86,6 +91,7 @@ class PackedModel(nn.Module):
         self.llm = fp8.prepare(llm, rule) if fp8 else llm
         self.rule, self.consumer, self.frames, self.fp8 = rule, consumer, frames, fp8
         self.loss_chunk_tokens = loss_chunk_tokens
+        self.exchange = FrameExchange(cp_group) if cp_group is not None else alone
         self.row_values = widest_row(self.llm)
 
     def forward(
@@ -112,7 +118,8 @@ class PackedModel(nn.Module):
         metadata = {key: value for key, value in own.kwargs(self.consumer).items() if key not in LOSS}
         with self.fp8.forward_context() if self.fp8 else nullcontext():
             hidden = self.llm(embeddings, **metadata, **llm_kwargs)
-        total = loss_sum(hidden, self.llm.head.weight, own.labels, chunk_tokens=self.loss_chunk_tokens)
+        rows, labels = supervised_rows(hidden, own.labels, batch.num_supervised)
+        total = loss_sum(rows, self.llm.head.weight, labels, chunk_tokens=self.loss_chunk_tokens)
         logits = restored(self.llm.head(hidden), own, batch) if return_logits else None
         return PackedOutput(scaled(total, self.rule.topology, global_supervised), total, logits)
 
@@ -161,7 +168,7 @@ class PackedModel(nn.Module):
         frames = self.projector(out)
         if out_lens is not None and frames.shape[1] == out.shape[1]:  # a projector that stacks frames has its own lengths
             check_encoder_lens(out_lens, batch)
-        return splice(embeddings, frames, batch)
+        return splice(embeddings, frames, batch, self.exchange)
 
     def _check(self, batch: PackedBatch, global_supervised: int | Tensor) -> None:
         if batch.fingerprint != self.rule.fingerprint:
