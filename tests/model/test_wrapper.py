@@ -317,6 +317,17 @@ def test_nothing_is_asked_of_the_device(measure, mixed, layout, examples):
         batch.labels[0].item()  # the test could fail
 
 
+def test_the_head_works_on_supervised_rows_alone(build, collate, monkeypatch):
+    from packfp8.model import wrapper
+
+    seen, loss_sum = [], wrapper.loss_sum
+    monkeypatch.setattr(
+        wrapper, "loss_sum", lambda rows, *rest, **options: seen.append(len(rows)) or loss_sum(rows, *rest, **options)
+    )
+    build(BF16)(collate(), global_supervised=32)
+    assert seen == [32]
+
+
 def test_labels_are_not_handed_to_the_language_model(build, collate, monkeypatch):
     from packfp8.data.consumers import CONSUMERS
 
