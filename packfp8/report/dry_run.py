@@ -53,6 +53,7 @@ class Stream:
     Attributes:
         capacity: tokens of a full pack.
         real_tokens, slot_tokens, sequences: int64 [packs], of packs with examples, in the order of their steps.
+        longest_tokens: int64 [packs], the longest slot of each.
         attention, encoder_frames, supervised: float64 [steps, ranks], the work of each rank in each step: squared slot
             lengths, frames of audio, labels.
     """
@@ -61,6 +62,7 @@ class Stream:
     real_tokens: np.ndarray
     slot_tokens: np.ndarray
     sequences: np.ndarray
+    longest_tokens: np.ndarray
     attention: np.ndarray
     encoder_frames: np.ndarray
     supervised: np.ndarray
@@ -112,14 +114,17 @@ def dry_run(
     packs, works = [], []
     for step in sampler.forecast(epoch=0):
         works.append([_work(pack, rule) for pack in step])
-        packs += [(sum(one.tokens for one in pack), _slots(pack, rule).sum(), len(pack)) for pack in step if pack]
-    columns = np.array(packs, dtype=np.int64).reshape(-1, 3).T
+        for pack in filter(None, step):
+            slots = _slots(pack, rule)
+            packs.append((sum(one.tokens for one in pack), slots.sum(), len(pack), slots.max()))
+    columns = np.array(packs, dtype=np.int64).reshape(-1, 4).T
     work = np.array(works, dtype=np.float64).reshape(-1, rule.topology.dp, 3)
     return Stream(
         capacity=rule.floor(budget),
         real_tokens=columns[0],
         slot_tokens=columns[1],
         sequences=columns[2],
+        longest_tokens=columns[3],
         attention=work[:, :, 0],
         encoder_frames=work[:, :, 1],
         supervised=work[:, :, 2],

@@ -155,6 +155,15 @@ class Report:
         return {"min": int(counts.min()), "median": median, "mean": mean, "max": int(counts.max())}
 
     @property
+    def shapes(self) -> int:
+        """Distinct shapes of the packs walked: tokens, sequences, longest slot. A static compile makes a step for each.
+
+        Packs of a `Collator(static=True)` have one.
+        """
+        totals = [self.rule.pack(tokens) for tokens in self.stream.slot_tokens.tolist()]
+        return len(set(zip(totals, self.stream.sequences.tolist(), self.stream.longest_tokens.tolist(), strict=True)))
+
+    @property
     def imbalance(self) -> dict[str, float | None]:
         """Idle share by kind of work: 1 - mean / max over ranks, averaged over steps; None where lengths are bare."""
         return {work: self.stream.idle(work) if work == "attention" or not self.bare else None for work in WORKS}

@@ -68,6 +68,7 @@ def _figures(report: Report) -> Table:
     counts = report.sequences_per_pack
     spread = f"{counts['min']} to {counts['max']}, median {counts['median']:g}"
     table.add_row("sequences a pack", f"{counts['mean']:.1f}", spread)
+    table.add_row("shapes", f"{report.shapes:,}", "tokens, sequences, longest slot; static packs have one")
     for work, idle in report.imbalance.items():
         table.add_row(f"idle: {_WORK[work]}", "unknown" if idle is None else percent(idle), "1 - mean / max over ranks")
     return table

@@ -4,6 +4,7 @@ import pickle
 import warnings
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,6 +14,7 @@ from packfp8.data import Collator
 from packfp8.data.consumers import SEQUENCE_SHAPED
 from packfp8.layout import place
 from packfp8.model.indexing import widest_row
+from packfp8.report import report
 
 OFFSETS = ("te", "te_real", "automodel", "hf", "varlen")  # consumers that take offsets, and can be told without their library
 
@@ -129,7 +131,7 @@ def test_no_value_of_a_tensor_is_asked_for_between_items_and_loss(collate, docs,
         model(batch, global_supervised=batch.num_supervised).loss.backward()
 
 
-def test_static_packs_have_one_shape_and_others_many(collate, docs):
+def test_static_packs_have_one_shape_and_a_report_counts_those_of_others(collate, docs, tmp_path):
     """Each new shape or int compiles anew, and ranks wait until the watchdog fires. 20 packs of 20 longest documents.
 
     NVIDIA-NeMo/Automodel#2532; Dao-AILab/quack#150.
@@ -150,6 +152,8 @@ def test_static_packs_have_one_shape_and_others_many(collate, docs):
 
     assert len(shapes(static=True, budget=512, max_sequences=4)) == 1
     assert len(shapes()) > 10
+    np.save(tmp_path / "lengths.npy", [100 + 3 * n for n in range(20)] * 2)
+    assert report(tmp_path / "lengths.npy", budget=160, max_sequences=1).shapes == 20
 
 
 @pytest.mark.parametrize(("rows", "wraps"), [(2**31, True), (2**31 - 32, False)])
