@@ -12,7 +12,7 @@ import numpy as np
 
 from packfp8.errors import LengthError
 
-_CHUNK = 1 << 22  # lengths looked at in one go: temporary arrays stay at 32 MiB of int64
+_CHUNK = 1 << 18  # lengths looked at in one go: the temporary arrays stay at 2 MiB of int64
 _DENSE = 1 << 22  # longest length counted in a dense array; beyond it a chunk is sorted instead
 _WHOLE = 1 << 53  # up to here a double tells neighbouring whole numbers apart (IEEE 754)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_CHUNK = 1 << 22  # sequences placed in one go: temporary arrays stay at 32 MiB of int64
+_CHUNK = 1 << 16  # sequences placed in one go: the temporary arrays stay in the cache, 512 KiB of int64 each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

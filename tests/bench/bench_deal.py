@@ -50,9 +50,8 @@ def main(num: int, ranks: int, budget: int, as_json: bool) -> None:
     rows = []
     if not as_json:
         print(f"{len(packs):,} packs of {budget} over {ranks} ranks; idle share of a step, %")
-        print(
-            f"{'dealt by':<14}{'window':>8}{'patience':>10}{'attention':>11}{'lost':>8}{'whole model':>13}{'encoder frames':>16}{'us/pack':>9}"
-        )
+        print(f"{'dealt by':<14}{'window':>8}{'patience':>10}{'attention':>11}{'lost':>8}", end="")
+        print(f"{'whole model':>13}{'encoder frames':>16}{'us/pack':>9}")
     for name, cost in [("arrival", np.zeros(len(packs))), *costs.items()]:
         for window, patience in [(1, 0)] if name == "arrival" else [(8, 0), (32, 0), (8, 4), (32, 4), (32, 8)]:
             started = time.perf_counter()
