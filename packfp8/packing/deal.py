@@ -8,6 +8,7 @@ costs alone: every rank deals the same without a word to the others.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import NamedTuple
 
@@ -149,7 +150,8 @@ class Dealer:
     def _uneven(self, steps: np.ndarray) -> np.ndarray:
         """Return bool [steps]: the most uneven of the steps by cost, no more than a window, none of whose packs is overdue."""
         costs, since = np.array(self._costs)[steps], np.array(self._since)[steps]
-        idle = 1 - costs.mean(axis=1) / np.maximum(costs[:, 0], np.finfo(float).tiny)
+        busy = np.array([math.fsum(step) for step in costs])  # rounded once: alike on hosts that add in other orders
+        idle = 1 - busy / self.ranks / np.maximum(costs[:, 0], np.finfo(float).tiny)
         idle[since.min(axis=1) <= self._windows - self._patience] = 0
         worst = np.argsort(-idle, kind="stable")[: self._window]
         uneven = np.zeros(len(steps), dtype=bool)
