@@ -3,8 +3,8 @@
     python tests/gpu/bench_splice.py
 
 The rival is written here as speech models commonly do it, after the encoder has run: for each utterance ask the device how many
-tokens it has, where its audio stands and how many frames that has (`.item()`, `.tolist()`), cut, `torch.cat`, do the same to the
-labels, then pad all to the longest. (The labels and the layout of a pack were made by the collator, from lengths alone.) The
+tokens it has, where its audio stands and how many frames that has (`.item()`, `.tolist()`), cut, `torch.cat`, do the same to
+the labels, then pad all to the longest. The labels and the layout of a pack were made by the collator, from lengths alone. The
 floor is a copy of our result on the device. Loop and splice are compared before they are timed.
 """
 

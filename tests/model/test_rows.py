@@ -3,7 +3,15 @@
 import pytest
 import torch
 
+from packfp8.model import rows as rows_module
 from packfp8.model.rows import placed, taken
+
+
+@pytest.fixture(autouse=True, params=["many", "few"])
+def _many_or_few(request, monkeypatch):
+    """Both ways, whatever the number of elements."""
+    monkeypatch.setattr(rows_module, "_FEW_ELEMENTS", 0 if request.param == "many" else 1 << 60)
+
 
 SHAPES = [
     (8, torch.bfloat16),
