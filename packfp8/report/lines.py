@@ -40,10 +40,10 @@ def count_lines(block: bytes, counting: Counting) -> Part:
     """What a block of whole lines holds."""
     rows, faults, lines = Rows(counting), [], 0
     for piece in _pieces(block.removeprefix(_BOM)):
-        batch = piece.split(b"\n")
-        if not rows.add_alike(lines, batch):
-            faults += _add_one_by_one(rows, lines, batch)
-        lines += len(batch)
+        number = piece.count(b"\n") + 1
+        if not rows.add_alike(lines, number, piece):
+            faults += _add_one_by_one(rows, lines, piece.split(b"\n"))
+        lines += number
     return rows.part(lines, faults)
 
 
@@ -89,26 +89,27 @@ class Rows:
         self._seconds, self._text, self._numbers = [], [], []
         self._mute_text = []  # text tokens of examples without audio
 
-    def add_alike(self, before: int, lines: list[bytes]) -> bool:
-        """Whether the lines were all NeMo entries, or all plain cuts, and have been taken; else nothing has happened.
+    def add_alike(self, before: int, lines: int, piece: bytes) -> bool:
+        """Whether the piece's lines were all NeMo entries, or all plain cuts, and have been taken; else nothing has happened.
 
-        Three passes of comprehensions over one kind of row take half the time of `add` for each.
+        They are parsed as one JSON list, which takes half the time of line after line. A line that is broken breaks the list,
+        or makes one object of two lines; the count tells.
         """
-        count_text = self._count_text
         try:
-            rows = list(map(orjson.loads, lines))
+            rows = orjson.loads(b"[" + piece.replace(b"\n", b",") + b"]")
             seconds = [row["duration"] for row in rows]
             if "supervisions" in rows[0]:
-                text = [count_text(only["text"]) for row in rows for (only,) in (row["supervisions"],)]
+                texts = [only["text"] for row in rows for (only,) in (row["supervisions"],)]
             else:
-                text = [count_text(row["text"]) for row in rows]
+                texts = [row["text"] for row in rows]
+            tokens = self._counting.text_tokens(texts)
         except (ValueError, LookupError, TypeError, AttributeError):
             return False
-        if None in seconds:
+        if len(rows) != lines or None in seconds:
             return False
         self._seconds += seconds
-        self._text += text
-        self._numbers += range(before + 1, before + 1 + len(lines))
+        self._text += tokens
+        self._numbers += range(before + 1, before + 1 + lines)
         return True
 
     def add(self, number: int, row: dict) -> None:

@@ -69,6 +69,15 @@ def test_bad_lines_are_counted_and_the_first_ten_named_with_their_numbers(tmp_pa
     assert "no token: 0.01 s and no text" in rejected.named[9]
 
 
+def test_lines_that_are_whole_only_together_are_rejected_each(tmp_path):
+    good, one, two = b'{"duration": 1.0, "text": "word"}', b'{"duration": 2.0, "text": "a', b'b"}'
+    for block in (b"\n".join((good, one, two, good)), b"\n".join((one, two)), b'{"duration": [1.0\n2.0], "text": "x"}'):
+        part = count_lines(block, COUNTING)
+        assert part.rejected == 2
+        assert part.tally.examples == block.count(good)
+    assert count_lines(good + b"," + good + b"\n" + good, COUNTING).rejected == 1
+
+
 def test_a_text_without_audio_is_an_example_of_text_alone():
     part = count_lines(b'{"text": "eight by"}\n{"text": ""}\n', COUNTING)
     assert part.tally == Tally.of(np.array([0]), np.array([2]))
