@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from nemo.collections.speechlm2.models.salm_automodel import SALMAutomodel
 from nemo.collections.speechlm2.parts.packed_sequences import pack_audio_into_text_embeds
 from nemo_automodel.components.models.common import BackendConfig
@@ -202,3 +203,41 @@ def test_a_padded_batch_under_cp_is_refused(salm, spoken, pack):
 def test_the_collator_gives_what_the_training_step_counts(measure, spoken):
     batch = SalmCollator(collator=Collator(measure=measure, rule=align("block", Topology())))(spoken)
     assert torch.equal(batch["input_ids"], batch["pack"].input_ids)
+
+
+class PackedSALM(SALM):
+    """The recipe of `packfp8.model.nemo`: one method of SALMAutomodel is another, the rest is its own."""
+
+    training_step = SALMAutomodel.training_step
+
+    def prepare_inputs(self, batch):
+        return salm_inputs(self, batch["pack"], shortest_samples=2_000)
+
+    def __call__(self, *args, **kwargs):
+        return self.forward(*args, **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", ["thd", "bshd"])
+def test_its_training_step_on_our_pack_gives_the_loss_of_the_examples_one_by_one(layout, salm, spoken, measure, their_batch):
+    parts, logged = salm(), {}
+    parts.perception.preprocessor = parts.perception.encoder = torch.nn.Identity()
+    model = PackedSALM(
+        **vars(parts),
+        _trainer=None,
+        log=lambda name, value, **_: logged.update({name: value}),
+        log_dict=lambda values, **_: logged.update(values),
+        maybe_log_moe_metrics=lambda step: None,
+        _get_moe_dp_group=lambda: None,
+    )
+    collator = Collator(measure=measure, rule=align("block", Topology(), layout=layout))
+    batch = move_data_to_device(SalmCollator(collator=collator)(spoken), torch.device("cpu"))
+    loss = model.training_step(batch, 0)["loss"]
+    total, count = 0.0, 0
+    for example in spoken:
+        alone = parts.prepare_inputs(their_batch([example]))
+        logits, labels = parts.forward(alone["input_embeds"])["logits"][0], alone["target_ids"][0]
+        total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        count += int((labels != -100).sum())
+    torch.testing.assert_close(loss, total / count)
+    assert logged["num_frames"] == count == batch["pack"].num_supervised
