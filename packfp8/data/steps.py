@@ -222,7 +222,7 @@ class Steps:
                 held = self._admitted(index, item)
                 if held is not None:
                     self._held[index] = held
-        if self._order != mark.order or self._lengths() != mark.held or len(self._aside) != mark.set_aside:
+        if self._order != mark.order or self._lengths() != mark.held:
             raise _other_source("other examples, or another order", "the examples, order and filter of the saved run")
         self._packer.load_state_dict(mark.packer)
         self._dealer.load_state_dict(mark.dealer)

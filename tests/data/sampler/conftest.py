@@ -5,7 +5,6 @@ from lhotse import CutSet, MonoCut, Recording, SupervisionSegment
 from lhotse.audio import AudioSource
 
 from packfp8.data import PackingSampler
-from packfp8.lengths import AudioFrames, Measure
 from packfp8.rule import Topology, align
 
 RATE = 16_000
@@ -32,14 +31,8 @@ def make_cuts():
 
 
 @pytest.fixture(scope="session")
-def measure():
-    """20 tokens a second."""
-    return Measure(frames=AudioFrames.linear(800))
-
-
-@pytest.fixture(scope="session")
 def sampler_of(measure):
-    """A function from a source, topology and options to a sampler; without a filter it takes everything."""
+    """A function from a source, topology and options to a sampler of 20 tokens a second; `accepts` is its filter."""
 
     def sampler_of(cuts, *, dp=1, rank=0, layout="thd", recipe="block", cp=1, accepts=None, **options):
         rule = align(recipe, Topology(dp=dp, dp_rank=rank, cp=cp), layout=layout)
