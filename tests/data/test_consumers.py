@@ -5,6 +5,7 @@ import inspect
 import sys
 import types
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -272,3 +273,9 @@ def test_flex_attention_packed_equals_one_by_one(layout):
         alone, got = [x[name].transpose(0, 1) for x in each[:3]], each[3][name]
         expected = torch.nn.functional.scaled_dot_product_attention(*alone, is_causal=True).transpose(0, 1)
         torch.testing.assert_close(got, expected)
+
+
+def test_the_documentation_has_a_row_for_each_consumer():
+    text = (Path(__file__).parents[2] / "docs" / "consumers.md").read_text()
+    told = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
+    assert set(CONSUMERS) - {"plain"} == told

@@ -6,7 +6,7 @@ venv=${1:?usage: tests/peers/run.sh VENV [PYTEST_ARGUMENTS]}
 shift
 cd "$(dirname "$0")/../.."
 
-python=${PYTHON:-python3.11}
+python=${PYTHON:-python3} # 3.11, as constraints.txt
 pinned=(install -q --disable-pip-version-check -c tests/peers/constraints.txt)
 "$python" -m venv "$venv"
 "$venv/bin/pip" "${pinned[@]}" torch # alone and first, so that nothing after it chooses another build
