@@ -30,3 +30,25 @@ def test_the_golden_table_covers_every_recipe_in_both_layouts_and_repeats_no_row
     assert len(keys) == len(set(keys)) >= 60
     assert {(row["recipe"], row["layout"]) for row in ROWS} == {(r, x) for r in RECIPES for x in ("thd", "bshd")}
     assert all(row["reason"] for row in ROWS)
+
+
+def test_the_short_table_of_the_readme_is_the_rule():
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    tensor_parallel = Topology(tp=4, sp=True)
+    cases = [
+        (Topology(), {}),
+        (Topology(cp=2), {}),
+        (tensor_parallel, {}),
+        (Topology(cp=2, tp=4, sp=True), {}),
+        (Topology(), {"trains_weights": False}),
+        (tensor_parallel, {"fast": True}),
+    ]
+    seen = set()
+    for line in readme.split("\n"):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        names = [name.strip(" ,").split()[-1] for name in cells[0].split(",") if name.strip()]
+        if len(cells) == 7 and set(names) <= set(RECIPES):
+            for name in names:
+                assert [align(name, t, **options).total for t, options in cases] == [int(cell) for cell in cells[1:]], name
+            seen |= set(names)
+    assert seen == set(RECIPES)
