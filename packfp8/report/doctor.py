@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -82,7 +81,9 @@ def doctor(ask: Callable[[str], dict] = probes.ask, version: Callable[[str], str
 
 
 def installed(package: str) -> str | None:
-    """The version of an installed package; None where it is not. Nothing is imported."""
+    """The version of an installed package; None where it is not. The package is not imported."""
+    import importlib.metadata  # takes as long as everything else here, which processes that count lines do without
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -6,6 +6,7 @@ several such files are left to them whole. Small inputs are counted in this proc
 
 from __future__ import annotations
 
+import gc
 import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -84,6 +85,16 @@ def read(
 
 def count(task: Task) -> Part:
     """What the task's part of its manifest holds."""
+    looks = gc.isenabled()
+    gc.disable()  # parsed lines hold no cycles, and looking for some takes a fifth of the time
+    try:
+        return _count(task)
+    finally:
+        if looks:
+            gc.enable()
+
+
+def _count(task: Task) -> Part:
     path, kind, counting = task.manifest.path, task.manifest.kind, task.counting
     if task.fault is not None:
         return Part(tally=NOTHING, lines=1, rejected=1, faults=((1, task.fault),))
@@ -92,7 +103,7 @@ def count(task: Task) -> Part:
     if kind is Kind.LINES:
         return count_lines(_lines_of_range(path, task.start, task.stop), counting)
     if kind is Kind.LINES_GZ:
-        return _joined(map(count, _unpacked(task.manifest, counting)))
+        return _joined(map(_count, _unpacked(task.manifest, counting)))
     if kind is Kind.LIST:
         return count_list(path.read_bytes(), counting)
     return {Kind.TABLE: count_csv, Kind.KALDI: count_kaldi, Kind.NUMPY: count_numpy}[kind](path, counting)

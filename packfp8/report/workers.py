@@ -6,7 +6,6 @@ a process with torch's threads (fork), so that a notebook and a script without a
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import subprocess
@@ -65,7 +64,6 @@ def in_children(function: Callable, tasks: Iterable, children: int) -> Iterator:
 
 def serve() -> None:
     """Nothing; answers tasks from stdin on stdout until the parent closes them. This is what a child runs."""
-    gc.disable()  # parsed lines hold no cycles, and looking for some takes a fifth of the time
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a print of some library must not end up between the answers
     while True:
