@@ -83,6 +83,7 @@ class TeDecoder(nn.Module):
         recompute: bool = False,
     ) -> None:
         super().__init__()
+        te.library()  # before anything is put on a GPU, which may not be there either
         self.sizes, self.recompute, self._cp = sizes, recompute, (1, 0)
         plain = {"dtype": dtype, "device": device}
         self.embedding = nn.Embedding(sizes.vocab, sizes.hidden, **plain)

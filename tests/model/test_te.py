@@ -243,3 +243,34 @@ def test_a_known_fault_says_what_it_does_and_since_when_it_is_gone():
 def test_the_version_is_read_without_an_import(monkeypatch, text, numbers):
     monkeypatch.setattr(te.importlib.metadata, "version", lambda name: text)
     assert te.version() == numbers
+
+
+@pytest.mark.parametrize("spelling", ["autocast", "fp8_autocast"])
+def test_recomputation_goes_through_the_library_inside_a_context_that_is_off(package, spelling):
+    calls, contexts = [], []
+
+    def checkpoint(function, *args, use_reentrant, context_fn, **kwargs):
+        calls.append(use_reentrant)
+        first, again = context_fn()
+        with first:
+            out = function(*args, **kwargs)
+        with again:
+            return out
+
+    package("transformer_engine.pytorch", checkpoint=checkpoint, **{spelling: lambda **given: _recorded(contexts, **given)})
+    assert Fp8.te("delayed").checkpoint(lambda a, b: a + b, 1, b=2) == 3
+    assert calls == [False]
+    assert contexts == [{"enabled": False}]
+
+
+def test_torchao_recomputes_as_torch_does():
+    x = torch.ones(3, requires_grad=True)
+    runs = []
+
+    def double(t):
+        runs.append(1)
+        return (t * t).exp()
+
+    Fp8.torchao("tensorwise", emulate=True).checkpoint(double, x).sum().backward()
+    assert len(runs) == 2
+    assert torch.allclose(x.grad, 2 * torch.ones(3).exp())
