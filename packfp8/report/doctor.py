@@ -172,7 +172,6 @@ def _known_bad(version: Callable[[str], str | None], te: dict) -> Iterator[Findi
     if lhotse and not urllib3:
         value = f"lhotse {lhotse} imports urllib3 and does not ask for it"
         yield Finding(name="lhotse", value=value, status=BAD, cure="pip install urllib3")
-    numbers = tuple(te.get("version") or ())
-    if numbers and numbers < (2, 12):
-        value = f"Transformer Engine {'.'.join(map(str, numbers))}: FusedAdam's states inherit the type of FP8 parameters"
-        yield Finding(name="FusedAdam", value=value, status=NOTE, cure="packfp8 patches it; or upgrade to 2.12")
+    for name, effect, fixed_in in te.get("faults", ()):
+        cure = f"PackedModel patches it; or upgrade transformer-engine to {fixed_in}"
+        yield Finding(name="Transformer Engine", value=f"{name}: {effect}", status=NOTE, cure=cure)

@@ -49,7 +49,8 @@ TE = """
             recipes.append(name)
         except ValueError:
             pass
-    return {"version": te.version(), "cudnn": number, "cudnn_files": files, "recipes": recipes}
+    faults = [[fault.name, fault.effect, ".".join(map(str, fault.fixed_in))] for fault in te.known_faults() if fault.present]
+    return {"version": te.version(), "cudnn": number, "cudnn_files": files, "recipes": recipes, "faults": faults}
 """
 
 ATTENTION = """
@@ -67,7 +68,7 @@ ATTENTION = """
         torch.cuda.synchronize()
     text = log.getvalue()
     running = [line.split("Running with ")[1].strip() for line in text.splitlines() if "Running with " in line
-               and "backend" in line]
+               and "Running with config" not in line]
     why = [line.split("]:")[-1].strip() for line in text.splitlines() if "Disabling FusedAttention" in line]
     return {"backend": running[-1] if running else "", "why": why[-1] if why else ""}
 """

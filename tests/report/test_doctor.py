@@ -14,7 +14,7 @@ HEALTHY = {
     },
     probes.TE: {
         "version": [2, 20, 2], "cudnn": 91900, "cudnn_files": ["/v/nvidia/cudnn/lib/libcudnn.so.9"],
-        "recipes": ["delayed", "current", "block", "mxfp8", "nvfp4"],
+        "recipes": ["delayed", "current", "block", "mxfp8", "nvfp4"], "faults": [],
     },
     probes.ATTENTION: {"backend": "FusedAttention backend (sub-backend 1)", "why": ""},
     probes.TORCHAO: {},
@@ -104,10 +104,12 @@ def test_lhotse_without_urllib3_is_known_to_fail(examine):
     assert _bad(examine(without=("urllib3",)))["lhotse"].cure == "pip install urllib3"
 
 
-def test_an_old_transformer_engine_is_noted(examine):
-    found = examine({probes.TE: {**HEALTHY[probes.TE], "version": [2, 10]}})
+def test_a_known_fault_of_the_installed_transformer_engine_is_noted(examine):
+    found = examine({probes.TE: {**HEALTHY[probes.TE], "faults": [["FusedAdam", "its states are of the wrong type", "2.12"]]}})
     assert found.exit_code == 0
-    assert any(finding.name == "FusedAdam" for finding in found.findings)
+    (noted,) = [finding for finding in found.findings if "FusedAdam" in finding.value]
+    assert noted.status == NOTE
+    assert noted.cure.endswith("2.12")
 
 
 def test_json_has_the_keys_that_scripts_read(examine):
