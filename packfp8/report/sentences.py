@@ -6,7 +6,7 @@ from packfp8.report.result import Report
 
 _IDLE = 0.05  # idle share of a step above which balance is the thing to mend
 _FEW_STEPS = 10  # steps of an epoch below which its last one weighs more than the packing
-_WORTH = 0.002  # share of the tokens that is worth a change of settings
+_WORTH = 0.005  # share of the tokens that is worth a change of settings
 _NAMES = {"attention": "attention", "encoder_frames": "the audio encoder", "supervised": "the loss"}
 
 
