@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 from packfp8.errors import ConfigError
@@ -85,16 +86,25 @@ def sheet(charts: list[tuple[str, Draw]], columns: int = 2):
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    matplotlib = _matplotlib()
     rows = -(-len(charts) // columns)
-    with matplotlib.rc_context({**_STYLE, "figure.facecolor": "white", "savefig.facecolor": "white"}):
-        size = (columns * _WIDTH_INCHES, rows * (_HEIGHT_INCHES + 0.3))
-        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    with painted((columns * _WIDTH_INCHES, rows * (_HEIGHT_INCHES + 0.3))) as figure:
         for place, (title, draw) in enumerate(charts, 1):
             axes = figure.add_subplot(rows, columns, place)
             draw(axes)
             axes.set_title(title, loc="left", fontsize=10.5)
     return figure
+
+
+@contextmanager
+def painted(size_inches: tuple[float, float]) -> Iterator:
+    """A matplotlib figure on white in the house's style, which holds within the block.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    matplotlib = _matplotlib()
+    with matplotlib.rc_context({**_STYLE, "figure.facecolor": "white", "savefig.facecolor": "white"}):
+        yield matplotlib.figure.Figure(figsize=size_inches, layout="constrained")
 
 
 def thousands(axis) -> None:
