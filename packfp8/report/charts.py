@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from packfp8.report.drawing import COLOURS, INK, MARKERS, MUTED, powers, sheet, thousands
+from packfp8.report.drawing import COLOURS, INK, MARKERS, MUTED, legend, powers, sheet, thousands
 from packfp8.report.result import WORKS, Report
 from packfp8.report.sentences import percent
 
@@ -76,7 +76,7 @@ def _lengths(report: Report, axes) -> None:
     thousands(axes.xaxis)
     thousands(axes.yaxis)
     axes.grid(visible=False, axis="x")
-    axes.legend(loc="upper right")
+    legend(axes, 2)
 
 
 def _waste(report: Report, axes) -> None:
@@ -132,7 +132,7 @@ def _budgets(report: Report, axes) -> None:
     powers(axes, sorted({guess.budget for cp in shown for guess in guesses[cp] if guess.budget & (guess.budget - 1) == 0}))
     axes.set_ylim(bottom=0)
     axes.set(xlabel="budget, tokens (dashed: this one)", ylabel="lost, %")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, handlelength=1.4, columnspacing=1.2)
+    legend(axes, 4)
 
 
 def _idle(report: Report, axes) -> None:

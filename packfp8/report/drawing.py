@@ -88,10 +88,9 @@ def sheet(charts: list[tuple[str, Draw]], columns: int = 2):
     """
     rows = -(-len(charts) // columns)
     with painted((columns * _WIDTH_INCHES, rows * (_HEIGHT_INCHES + 0.3))) as figure:
-        for place, (title, draw) in enumerate(charts, 1):
-            axes = figure.add_subplot(rows, columns, place)
-            draw(axes)
-            axes.set_title(title, loc="left", fontsize=10.5)
+        for part, (title, draw) in zip(figure.subfigures(rows, columns, squeeze=False).flat, charts):
+            part.suptitle(title, x=0.02, ha="left", fontsize=10.5, fontweight="bold")
+            draw(part.add_subplot())
     return figure
 
 
@@ -105,6 +104,11 @@ def painted(size_inches: tuple[float, float]) -> Iterator:
     matplotlib = _matplotlib()
     with matplotlib.rc_context({**_STYLE, "figure.facecolor": "white", "savefig.facecolor": "white"}):
         yield matplotlib.figure.Figure(figsize=size_inches, layout="constrained")
+
+
+def legend(axes, columns: int) -> None:
+    """A legend above the axes, where no line can run through it."""
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=columns, handlelength=1.6, columnspacing=1.2)
 
 
 def thousands(axis) -> None:

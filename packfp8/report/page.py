@@ -198,7 +198,8 @@ def _what(report: Report) -> str:
 
 def _how(report: Report) -> str:
     walked = f"{report.walked:,} of {report.packed.examples:,}" if report.walked != report.packed.examples else "all"
+    guessed = "rows sorted by length, which no bucketing betters" if report.rule.layout == "bshd" else "best fit"
     return (
         f"Tokens of an example: {report.counting}. Packs come from a dry run of the sampler over {walked} examples in shuffled "
-        "order; filler is counted against full packs. What-if figures come from the histogram, packed offline by best fit."
+        f"order; filler is counted against full packs. What-if figures come from the histogram, by {guessed}."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from packfp8.report.charts import Chart
-from packfp8.report.drawing import COLOURS, INK, MARKERS, powers, sheet
+from packfp8.report.drawing import COLOURS, INK, MARKERS, legend, powers, sheet
 from packfp8.report.payoff import Payoff
 from packfp8.report.timing import BLOCKS, MODES
 
@@ -51,4 +51,4 @@ def _gains(payoff: Payoff, block: str, mode: str, axes) -> None:
     axes.set_ylim(bottom=0)
     axes.set(xlabel="tokens in a rank's pack", ylabel="times as fast as BF16")
     if number:
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, handlelength=1.6, columnspacing=1.2)
+        legend(axes, 3)
