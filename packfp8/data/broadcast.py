@@ -21,6 +21,7 @@ from packfp8.data.batch import PackedBatch
 from packfp8.data.collate import Collator
 from packfp8.data.dataset import PackedDataset
 from packfp8.data.flat import described, fill, restored
+from packfp8.data.peers import device_of
 from packfp8.data.sampled_pack import SampledPack, fingerprint_of
 from packfp8.data.sampler import PackingSampler
 from packfp8.errors import ConfigError, StateError
@@ -83,7 +84,7 @@ class PeerLoader:
                 fix="give the same rule and measure to PackingSampler and Collator",
             )
         if broadcast:
-            self.source, self.device = dist.get_process_group_ranks(group)[0], _device(group)
+            self.source, self.device = dist.get_process_group_ranks(group)[0], device_of(group)
             self._check_group()
 
     def __iter__(self) -> Iterator[PackedBatch]:
@@ -165,11 +166,6 @@ class PeerLoader:
                 because="a slab that another rule cut is not the share that this rank's model expects",
                 fix="build sampler and collator from the same configuration on every rank",
             )
-
-
-def _device(group: dist.ProcessGroup | None) -> torch.device:
-    nccl = dist.get_backend(group) == dist.Backend.NCCL
-    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
 def _source_failed(rank: int, told: str) -> StateError:

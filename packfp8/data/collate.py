@@ -72,7 +72,6 @@ class Collator:
         self.resample, self.static, self.max_sequences = resample, static, max_sequences
         self.share_encoder = share_encoder
         frames = measure.frames
-        self.sample_rate = frames.sample_rate if frames else 16_000
         hop = frames.hop_samples if frames else 0
         self.tolerance_samples = hop if tolerance_samples is None else tolerance_samples
         if budget is not None:
@@ -126,7 +125,7 @@ class Collator:
         return tuple(self._batch(plan, kept, heard, step, tuple(aside)) for plan, heard in zip(plans, audio, strict=True))
 
     def _encode(self, item: object, position: int) -> tuple[Example, Encoded]:
-        example = as_example(item, sample_rate=self.sample_rate, position=position)
+        example = as_example(item, sample_rate=self.measure.sample_rate, template=self.measure.template, position=position)
         return example, self.measure.encode(example)
 
     def _try(self, act, aside: list[SetAside], item: object, position: int) -> None:
@@ -199,7 +198,7 @@ class Collator:
 
     def _load(self, clip: Clip) -> Loaded:
         tolerance = self.tolerance_samples
-        return load_clip(clip, self.sample_rate, resample=self.resample, tolerance_samples=tolerance)
+        return load_clip(clip, self.measure.sample_rate, resample=self.resample, tolerance_samples=tolerance)
 
     def _plan(self, kept: list, rule: Alignment) -> Plan:
         spans = [(n, c.start, c.encoder_frames) for n, (_, encoded) in enumerate(kept) for c in encoded.clips]

@@ -12,21 +12,21 @@ read. Whether the decoded audio agrees is found out by `load_clip`, before a bat
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packfp8.data.clip import RATES, Clip, as_clip, no_audio, samples_of
 from packfp8.errors import ExampleError
+from packfp8.lengths import Template
 
-ROLES = ("system", "user", "assistant")
-AUDIO_MARK = "<|audio|>"
+TEMPLATE = Template()
+"""Whose audio mark is looked for where no other template is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One speaker's turn: text and clips in the order in which they are read. Roles: system, user, assistant."""
+    """One speaker's turn: text and clips in the order in which they are read; the role is one that the template knows."""
 
     role: str
     parts: tuple[str | Clip, ...]
@@ -45,12 +45,13 @@ class Example:
         return tuple(part for turn in self.turns for part in turn.parts if not isinstance(part, str))
 
 
-def as_example(item: object, *, sample_rate: int = 16_000, position: int = 0) -> Example:
+def as_example(item: object, *, sample_rate: int = 16_000, template: Template = TEMPLATE, position: int = 0) -> Example:
     """The example that a user's item stands for.
 
     Args:
         item: an `Example`, a lhotse cut or `TextExample`, or a dict as the module describes.
         sample_rate: Hz at which seconds are counted where the item names no rate.
+        template: its audio mark is where messages have a clip.
         position: place of the item in its batch, its name where it has none.
 
     Raises:
@@ -61,7 +62,7 @@ def as_example(item: object, *, sample_rate: int = 16_000, position: int = 0) ->
     if isinstance(item, Example):
         return item
     if isinstance(item, Mapping):
-        return _from_dict(item, sample_rate, name)
+        return _from_dict(item, sample_rate, template, name)
     if hasattr(item, "supervisions") and hasattr(item, "sampling_rate"):
         return _from_cut(item, name)
     if hasattr(item, "text") and hasattr(item, "num_tokens"):
@@ -75,9 +76,9 @@ def as_example(item: object, *, sample_rate: int = 16_000, position: int = 0) ->
     )
 
 
-def as_examples(items: Iterable, *, sample_rate: int = 16_000) -> list[Example]:
+def as_examples(items: Iterable, *, sample_rate: int = 16_000, template: Template = TEMPLATE) -> list[Example]:
     """The examples of a list of items or of a CutSet, in order."""
-    return [as_example(item, sample_rate=sample_rate, position=n) for n, item in enumerate(items)]
+    return [as_example(item, sample_rate=sample_rate, template=template, position=n) for n, item in enumerate(items)]
 
 
 def name_of_item(item: object, position: int) -> str:
@@ -101,7 +102,7 @@ def _from_cut(cut, name: str) -> Example:
     return Example(id=name, turns=(Turn("user", user), Turn("assistant", (_text(" ".join(spoken), name),))))
 
 
-def _from_dict(item: Mapping, sample_rate: int, name: str) -> Example:
+def _from_dict(item: Mapping, sample_rate: int, template: Template, name: str) -> Example:
     audio = item["audio_filepath"] if item.get("audio") is None and "audio_filepath" in item else item.get("audio")
     several = isinstance(audio, (list, tuple)) and not (audio and isinstance(audio[0], (int, float)))
     pieces = [] if audio is None else list(audio) if several else [audio]
@@ -111,47 +112,39 @@ def _from_dict(item: Mapping, sample_rate: int, name: str) -> Example:
     shared = item if len(pieces) == 1 else {key: item[key] for key in RATES if key in item}
     clips = [as_clip(piece, shared, sample_rate, name) for piece in pieces]
     if item.get("messages") is not None:
-        return Example(id=name, turns=_turns(item["messages"], clips, name))
+        return Example(id=name, turns=_turns(item["messages"], clips, template, name))
     prompt = (str(item["prompt"]),) if item.get("prompt") else ()
     answer = Turn("assistant", (_text(item.get("text"), name),))
     return Example(id=name, turns=(Turn("user", (*prompt, *clips)), answer) if prompt or clips else (answer,))
 
 
-def _turns(messages: Sequence[Mapping], clips: list[Clip], name: str) -> tuple[Turn, ...]:
-    spoken = [_message(message, name) for message in messages]
-    marks = sum(content.count(AUDIO_MARK) for _, content in spoken)
-    if marks != len(clips):
-        raise ExampleError(
-            f"example {name!r} does not have one {AUDIO_MARK} for each clip",
-            got=f"{marks} marks, {len(clips)} clips",
-            expected="as many marks as clips, in the order in which they are heard",
-            because="a mark is where the frames of one clip are placed; counted per clip, not per example",
-            fix=f"write {AUDIO_MARK} in the message once for each entry of 'audio'",
-        )
-    _text("".join(content.replace(AUDIO_MARK, "") for role, content in spoken if role == "assistant"), name)
-    left, turns = iter(clips), []
+def _turns(messages: Sequence[Mapping], clips: list[Clip], template: Template, name: str) -> tuple[Turn, ...]:
+    spoken = [_message(message, template, name) for message in (messages if isinstance(messages, Iterable) else [messages])]
+    template.split("".join(content for _, content in spoken), clips, id=name)  # as many marks as clips, in all
+    _text("".join(content.replace(template.audio, "") for role, content in spoken if role == "assistant"), name)
+    turns, heard = [], 0
     for role, content in spoken:
-        pieces = re.split(f"({re.escape(AUDIO_MARK)})", content)
-        turns.append(Turn(role, tuple(next(left) if p == AUDIO_MARK else p for p in pieces if p)))
+        first, heard = heard, heard + content.count(template.audio)
+        turns.append(Turn(role, template.split(content, clips[first:heard], id=name)))
     return tuple(turns)
 
 
-def _message(message: object, name: str) -> tuple[str, str]:
+def _message(message: object, template: Template, name: str) -> tuple[str, str]:
     """Role and content of one of an example's messages."""
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
         raise ExampleError(
             f"example {name!r} has a message whose content is not text",
             got=repr(message)[:120],
-            expected=f"{{'role': ..., 'content': text}}, with {AUDIO_MARK} where a clip is heard",
+            expected=f"{{'role': ..., 'content': text}}, with {template.audio} where a clip is heard",
             because="what is not text would be learned in its Python spelling, brackets and all",
-            fix=f"join the parts of the content into one text, with {AUDIO_MARK} for each clip",
+            fix=f"join the parts of the content into one text, with {template.audio} for each clip",
         )
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in template.roles:
         raise ExampleError(
             f"example {name!r} has a turn of an unknown role",
             got=repr(role),
-            expected=f"one of {', '.join(ROLES)}",
+            expected=f"one of {', '.join(template.roles)}",
             because="only assistant turns are learned from, so the role decides what is supervised",
             fix="rename the role in the example's messages",
         )

@@ -1,4 +1,4 @@
-"""Debug checks over a process group: that peers hold the same pack, and that all ranks plan the same steps."""
+"""Checks over a process group: that ranks start with the same settings, plan the same steps, and peers hold the same pack."""
 
 from __future__ import annotations
 
@@ -9,8 +9,49 @@ import torch
 from torch import distributed as dist
 
 from packfp8.data.batch import PackedBatch
+from packfp8.data.collate import Collator
 from packfp8.data.sampler import PackingSampler
 from packfp8.errors import StateError
+
+COLLATED_BY = ("budget", "over_budget", "on_fault", "resample", "tolerance_samples", "static", "max_sequences", "share_encoder")
+"""Settings of a collator that peers must share, beside its rule and measure."""
+
+
+def check_start(
+    sampler: PackingSampler, collator: Collator, group: dist.ProcessGroup | None = None, *, steps: int = 64
+) -> None:
+    """Nothing, where all ranks of the group start alike. A collective; call it once, before training.
+
+    First the settings are compared: rule, measure, budget, seed and whatever else decides packs. Then, as `check_plan` does, the
+    steps that follow from them and from the examples.
+
+    Args:
+        sampler, collator: this rank's.
+        group: all ranks where it is left out.
+        steps: how many steps of the plan are compared; 0 for the settings alone.
+
+    Raises:
+        StateError: on every rank of the group alike; it names the ranks that differ from most, and the settings.
+    """
+    mine = {"epoch": sampler.epoch, **sampler.terms.summary()}
+    mine |= {"collator's rule": collator.rule.fingerprint, "collator's measure": collator.measure.fingerprint}
+    mine |= {f"collator's {name}": getattr(collator, name) for name in COLLATED_BY}
+    told: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, {name: repr(value) for name, value in mine.items()}, group=group)
+    by_rank = dict(zip(dist.get_process_group_ranks(group), told, strict=True))
+    usual, others = differing(by_rank)
+    if others:
+        names = [name for name in by_rank[usual] if any(by_rank[rank].get(name) != by_rank[usual][name] for rank in others)]
+        told_by = {rank: ", ".join(f"{name} {by_rank[rank].get(name)}" for name in names) for rank in (usual, *others)}
+        raise StateError(
+            f"rank {', '.join(map(str, others))} starts with another {', '.join(names)} than the other ranks",
+            got="; ".join(f"rank {rank}: {told_by[rank]}" for rank in others),
+            expected=f"as rank {usual}: {told_by[usual]}",
+            because="each rank plans all steps by itself; other settings repeat some examples, lose others, or hang the ranks",
+            fix="build sampler and collator from one configuration, the same on every rank",
+        )
+    if steps:
+        check_plan(sampler, group, steps=steps)
 
 
 def check_peers(batch: PackedBatch, group: dist.ProcessGroup | None = None) -> None:
@@ -27,7 +68,7 @@ def check_peers(batch: PackedBatch, group: dist.ProcessGroup | None = None) -> N
     """
     digest = _digest(f"{batch.fingerprint} {batch.checksum}".encode())
     by_rank = _gathered((batch.step, len(batch.ids), digest), group)
-    usual, others = _differing(by_rank)
+    usual, others = differing(by_rank)
     if others:
         raise StateError(
             f"rank {', '.join(map(str, others))} holds another pack than its peers",
@@ -55,7 +96,7 @@ def check_plan(sampler: PackingSampler, group: dist.ProcessGroup | None = None, 
     terms = _digest(repr(sampler.terms.summary()).encode())
     planned = [[one.tokens for one in pack] for step in islice(sampler.forecast(), steps) for pack in step]
     by_rank = _gathered((sampler.epoch, terms, _digest(repr(planned).encode())), group)
-    usual, others = _differing(by_rank)
+    usual, others = differing(by_rank)
     if others:
         told = "rank {}: epoch {}, terms {:014x}, plan {:014x}".format
         raise StateError(
@@ -74,15 +115,19 @@ def _digest(content: bytes) -> int:
 
 def _gathered(mine: tuple[int, ...], group: dist.ProcessGroup | None) -> dict[int, tuple[int, ...]]:
     """Each rank's numbers by its global rank, in the order of the group."""
-    tensor = torch.tensor(mine, dtype=torch.int64)
-    if dist.get_backend(group) == dist.Backend.NCCL:  # which gathers tensors of a GPU only
-        tensor = tensor.cuda()
+    tensor = torch.tensor(mine, dtype=torch.int64, device=device_of(group))
     gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(gathered, tensor, group=group)
     return dict(zip(dist.get_process_group_ranks(group), (tuple(one.tolist()) for one in gathered), strict=True))
 
 
-def _differing(by_rank: dict[int, tuple[int, ...]]) -> tuple[int, list[int]]:
+def device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """Where the group's tensors must be: NCCL takes those of a GPU only."""
+    nccl = dist.get_backend(group) == dist.Backend.NCCL
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+def differing(by_rank: dict) -> tuple[int, list[int]]:
     """The first rank of the most that agree, and the ranks that do not agree with it."""
     answers = list(by_rank.values())
     usual = max(by_rank, key=lambda rank: answers.count(by_rank[rank]))  # of several, the first

@@ -81,7 +81,6 @@ class Steps:
         self._aside: list[tuple[int, SetAside]] = []
         self._given = tuple(aside)
         self._longest_tokens = terms.longest_tokens
-        self._sample_rate = terms.measure.frames.sample_rate if terms.measure.frames else 16_000
         self.filtered = self._position = self._order = self.next_step = 0
         source = walk(cuts, seed=terms.seed, epoch=epoch, shuffle=terms.shuffle, shuffle_buffer=terms.shuffle_buffer)
         self.marks = deque([mark or self._mark()], maxlen=2 + HISTORY_STEPS // _MARK_STEPS)
@@ -156,8 +155,9 @@ class Steps:
         return None
 
     def _measured(self, index: int, item: object) -> Held:
-        example = as_example(item, sample_rate=self._sample_rate, position=index)
-        measured = self.terms.measure(example)
+        measure = self.terms.measure
+        example = as_example(item, sample_rate=measure.sample_rate, template=measure.template, position=index)
+        measured = measure(example)
         if measured.tokens > self._longest_tokens:
             raise _too_long(example.id, measured.tokens, self.terms)
         return Held(index=index, name=example.id, item=item, measured=measured)

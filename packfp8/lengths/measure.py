@@ -147,6 +147,11 @@ class Measure:
         return encoded
 
     @property
+    def sample_rate(self) -> int:
+        """Hz that the encoder expects; 16,000 where no example has audio."""
+        return self.frames.sample_rate if self.frames else 16_000
+
+    @property
     def fingerprint(self) -> str:
         """Short text over template, tokenizer and frames: equal where every example gets the same tokens."""
         frames = self.frames.fingerprint if self.frames else "no audio"

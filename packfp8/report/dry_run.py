@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packfp8.lengths import Measured
+from packfp8.lengths import Measured, Template
 from packfp8.packing import imbalance
 from packfp8.report.tally import Tally
 from packfp8.rule import Alignment
@@ -134,7 +134,7 @@ def dry_run(
 class _Known:
     """A measure of examples whose lengths are known already: what the sampler asks of `packfp8.lengths.Measure`."""
 
-    frames = None
+    sample_rate, template = 16_000, Template()  # of items that are not examples yet; here all are
     fingerprint = "known lengths"
 
     def __init__(self, drawn: Drawn) -> None:

@@ -21,7 +21,7 @@ NO_TEXT = {
 MARKS = {
     "expected": "as many marks as clips, in the order in which they are heard",
     "because": "a mark is where the frames of one clip are placed; counted per clip, not per example",
-    "fix": "write <|audio|> in the message once for each entry of 'audio'",
+    "fix": "write <|audio|> in the text once for each clip",
 }
 BROKEN = {
     "expected": "audio that soundfile decodes to its end (wav, flac, ogg, opus, mp3)",

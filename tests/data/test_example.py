@@ -10,8 +10,10 @@ import torch
 from lhotse import MonoCut, Recording, SupervisionSegment
 from lhotse.cut.text import TextExample
 
-from packfp8.data import Clip, Example, Turn, as_example, as_examples, corpus
+from packfp8.data import Clip, Collator, Example, Turn, as_example, as_examples, corpus
 from packfp8.errors import AudioError, ExampleError, LengthError
+from packfp8.lengths import AudioFrames, Measure, Template
+from packfp8.rule import align
 
 
 @pytest.fixture
@@ -353,7 +355,7 @@ def test_marks_that_do_not_match_the_clips_are_refused(lines_of, audio, content,
         "got": got,
         "expected": "as many marks as clips, in the order in which they are heard",
         "because": "a mark is where the frames of one clip are placed; counted per clip, not per example",
-        "fix": "write <|audio|> in the message once for each entry of 'audio'",
+        "fix": "write <|audio|> in the text once for each clip",
     }
 
 
@@ -391,3 +393,15 @@ def test_a_message_that_is_not_text_is_refused_and_not_spelled_out(lines_of, mes
 def test_a_missing_file_without_a_length_is_refused_when_its_header_is_asked_for(lines_of, tmp_path):
     lines = refusal(lines_of, AudioError, {"id": "x", "audio": tmp_path / "lost.wav", "text": "a"})
     assert lines["what"] == f"audio file {str(tmp_path / 'lost.wav')!r} is missing"
+
+
+def test_a_templates_own_audio_mark_and_roles_are_those_of_the_messages():
+    template = Template(audio="[speech]", roles={"human": ("H: ", "\n"), "assistant": ("A: ", "\n")})
+    clip = {"array": np.zeros(1600, np.float32), "sampling_rate": 16_000}
+    messages = [{"role": "human", "content": "hear [speech] now"}, {"role": "assistant", "content": "done"}]
+    example = as_example({"id": "x", "audio": [clip], "messages": messages}, template=template)
+    assert [[type(part).__name__ for part in turn.parts] for turn in example.turns] == [["str", "Clip", "str"], ["str"]]
+    measure = Measure(frames=AudioFrames.fastconformer(), template=template)
+    item = {"id": "x", "audio": [clip], "messages": messages}
+    batch = Collator(measure=measure, rule=align("bf16"))([item])
+    assert batch.slots.lengths.tolist() == [measure(example).tokens]

@@ -38,7 +38,7 @@ def test_cp_and_tp_peers_get_the_same_packs(make_cuts, measure, ids_of):
 
 def test_an_example_is_measured_once_in_a_pass(make_cuts, sampler_of, measure):
     class Counting:
-        frames, fingerprint, seen = measure.frames, measure.fingerprint, Counter()
+        sample_rate, template, fingerprint, seen = measure.sample_rate, measure.template, measure.fingerprint, Counter()
 
         def __call__(self, example):
             self.seen[example.id] += 1

@@ -143,7 +143,8 @@ def test_a_killed_worker_ends_training_with_an_error_and_the_last_state_leads_on
         env={**os.environ, "PYTHONPATH": str(Path(packfp8.__file__).parents[1])},
     )
     assert told.returncode != 0
-    assert "worker" in told.stderr
+    # torch names the worker, or the connection to it where it dies while its tensors are being received
+    assert any(word in told.stderr for word in ("worker", "ConnectionResetError", "EOFError")), told.stderr
     trained = [json.loads(line) for line in told.stdout.split("\n")[:-1]]
     assert 0 < len(trained) <= 7
     sampler = sampler_of(texts)
