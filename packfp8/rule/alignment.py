@@ -98,6 +98,7 @@ class Alignment:
         Raises:
             RuleError: a count that is not a multiple; it names the need that is broken.
         """
+        _whole(total, "the tokens of a pack")
         unit, need = ("row", self.row(batch)) if batch is not None else ("slot", self.sequence)
         for position, size in enumerate(slots):
             if size % need:
@@ -195,10 +196,27 @@ def align(
         fast: whether needs that only buy speed are in force too.
 
     Raises:
-        RuleError: an unknown recipe or layout.
+        RuleError: an unknown recipe or layout, or an argument of another type.
     """
     topology = topology or Topology()
-    if recipe not in RECIPES:
+    if not isinstance(topology, Topology):
+        raise RuleError(
+            "the topology of the rule is something else",
+            got=repr(topology),
+            expected="a Topology",
+            because="every token count is divided by its sizes",
+            fix="pass Topology(dp=..., cp=..., tp=...), or Topology.from_mesh(mesh)",
+        )
+    for name, flag in (("trains_weights", trains_weights), ("fast", fast)):
+        if not isinstance(flag, bool):
+            raise RuleError(
+                f"{name} is neither True nor False",
+                got=repr(flag),
+                expected="a bool",
+                because="a text such as 'false' counts as true, and the multiples would follow from it silently",
+                fix=f"pass {name}=True or {name}=False",
+            )
+    if not isinstance(recipe, str) or recipe not in RECIPES:
         raise RuleError(
             "the recipe is not one that the rule knows",
             got=repr(recipe),

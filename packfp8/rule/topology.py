@@ -20,7 +20,7 @@ class Topology:
         dp_rank, cp_rank, tp_rank: this rank's place in each, from 0.
 
     Raises:
-        RuleError: a size below 1 or a rank outside its size.
+        RuleError: a size below 1, a rank outside its size, or an sp that is no bool.
     """
 
     dp: int = 1
@@ -32,6 +32,14 @@ class Topology:
     tp_rank: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.sp, bool):
+            raise RuleError(
+                "the topology's sp is neither True nor False",
+                got=repr(self.sp),
+                expected="a bool",
+                because="a text such as 'false' counts as true, and each rank would be thought to hold a share of its slab",
+                fix="pass sp=True where the model splits tokens over tp, sp=False where it does not",
+            )
         for dim in ("dp", "cp", "tp"):
             size, rank = getattr(self, dim), getattr(self, f"{dim}_rank")
             if not _whole(size) or not _whole(rank) or not 0 <= rank < size:
