@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def count_csv(path: Path, counting: Counting) -> Part:
     lines = _text_lines(path)
     header = next(lines, "")
     delimiter = max(",\t;", key=header.count)
-    names = [name.strip().lower() for name in next(csv.reader([header], delimiter=delimiter), [])]
+    names = _names(header, delimiter)
     seconds, length, text, size = (_place(names, known) for known in (_SECONDS, _LENGTH, _TEXT, _BYTES))
     if seconds is None and length is None:
         raise _no_length_column(path, names)
@@ -53,7 +54,7 @@ def count_csv(path: Path, counting: Counting) -> Part:
                 continue
             tokens = count_text(row[text]) if text is not None else 0
             if text is None and size is not None:
-                tokens = int(counting.of_bytes(int(row[size] or 0)))
+                tokens = int(counting.of_bytes(_num_bytes(row[size])))
             rows.add_counted(number, float(row[seconds]), tokens)
         except StopIteration:
             break
@@ -88,9 +89,18 @@ def count_numpy(path: Path, counting: Counting) -> Part:
     """What an array of final lengths holds (whole numbers [n]); `counting` only adds its prompt, later.
 
     Raises:
-        ConfigError: it is not one row of numbers.
+        ConfigError: it is broken, or not one row of numbers.
     """
-    lengths = np.load(path, mmap_mode="r", allow_pickle=False)
+    try:
+        lengths = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, TypeError, SyntaxError, EOFError, tokenize.TokenError) as fault:  # whatever stands in its header
+        raise ConfigError(
+            f"{path} is not a NumPy array that can be read",
+            got=f"{type(fault).__name__}: {' '.join(str(fault).split())[:200]}",
+            expected="a whole .npy file of numbers",
+            because="a report on part of the data would look like a report on all of it",
+            fix="fetch or write the file again: np.save(path, lengths)",
+        ) from fault
     if lengths.ndim != 1 or lengths.dtype.kind not in "iuf":
         raise ConfigError(
             f"{path} is not a row of lengths",
@@ -126,6 +136,22 @@ def _text_lines(path: Path) -> Iterator[str]:
     with path.open("rb") as file:  # a binary file ends its lines at newline bytes only
         for number, line in enumerate(file):
             yield (line.removeprefix(b"\xef\xbb\xbf") if not number else line).decode("utf-8", "replace")
+
+
+def _names(header: str, delimiter: str) -> list[str]:
+    """Names of the columns; none where the first line is not one of a table."""
+    try:
+        return [name.strip().lower() for name in next(csv.reader([header], delimiter=delimiter), [])]
+    except csv.Error:
+        return []
+
+
+def _num_bytes(cell: str) -> int:
+    """A number of bytes or characters; ValueError where it cannot be."""
+    count = int(cell or 0)
+    if not 0 <= count <= MOST:
+        raise ValueError(f"{count} is not a number of bytes")
+    return count
 
 
 def _place(names: list[str], known: tuple[str, ...]) -> int | None:

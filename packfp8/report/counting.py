@@ -59,7 +59,7 @@ class Counting:
     def encoder_frames(self, seconds: np.ndarray) -> np.ndarray:
         """int64 [n] of seconds float64 [n]; -1 where they are not finite or come to less than one sample."""
         rate = self.frames_per_second
-        possible = np.isfinite(seconds) & (seconds < 1e9)  # below 2**63 after the multiplications
+        possible = np.isfinite(seconds) & (seconds > 0) & (seconds < 1e9)  # below 2**63 after the multiplications
         samples = np.floor(np.where(possible, seconds, 0) * SAMPLE_RATE + 0.5).astype(np.int64)
         frames = samples * rate.numerator // (rate.denominator * SAMPLE_RATE)
         return np.where(samples > 0, frames, -1)

@@ -48,8 +48,14 @@ def count_lines(block: bytes, counting: Counting) -> Part:
 
 
 def count_list(text: bytes, counting: Counting) -> Part:
-    """What a JSON file that is one list of objects holds; its "lines" are the entries."""
-    entries = orjson.loads(text)
+    """What a JSON file that is one list of objects holds; its "lines" are the entries.
+
+    A file that only begins like a list, as a broken one or lines of which the first is a list, is taken line by line.
+    """
+    try:
+        entries = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return count_lines(text, counting)
     rows, faults = Rows(counting), []
     for number, entry in enumerate(entries, 1):
         try:
