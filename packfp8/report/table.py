@@ -11,7 +11,7 @@ from rich.text import Text
 from packfp8.report.doctor import BAD, OK, Doctor
 from packfp8.report.payoff import Payoff
 from packfp8.report.result import Report
-from packfp8.report.sentences import percent
+from packfp8.report.sentences import percent, several
 from packfp8.report.timing import BLOCKS, MODES
 
 _WORK = {"attention": "attention", "encoder_frames": "encoder frames", "supervised": "supervised tokens"}
@@ -58,7 +58,7 @@ def _figures(report: Report) -> Table:
     table.add_row("examples", f"{report.examples:,}", over)
     table.add_row("rejected lines", f"{report.rejected.count:,}", "")
     table.add_row("packs", f"{report.packs:,}", f"of {report.capacity:,} tokens; at least {report.bounds.best:,} are needed")
-    table.add_row("steps", f"{report.steps:,}", f"on {dp} data-parallel ranks")
+    table.add_row("steps", f"{report.steps:,}", f"on {several(dp, 'data-parallel rank')}")
     table.add_row("fill", percent(report.fill), "slots, of full packs")
     table.add_row("fill, real tokens", percent(report.fill_real), f"{report.tokens_real:,} of {report.tokens_total:,}")
     slot = "padding of rows" if report.rule.layout == "bshd" else f"slots are multiples of {report.rule.sequence}"
@@ -69,7 +69,7 @@ def _figures(report: Report) -> Table:
     spread = f"{counts['min']} to {counts['max']}, median {counts['median']:g}"
     table.add_row("sequences a pack", f"{counts['mean']:.1f}", spread)
     table.add_row("shapes", f"{report.shapes:,}", "tokens, sequences, longest slot; static packs have one")
-    for work, idle in report.imbalance.items():
+    for work, idle in report.imbalance.items() if dp > 1 else ():
         table.add_row(f"idle: {_WORK[work]}", "unknown" if idle is None else percent(idle), "1 - mean / max over ranks")
     return table
 
