@@ -22,8 +22,8 @@ def check_start(
 ) -> None:
     """Nothing, where all ranks of the group start alike. A collective; call it once, before training.
 
-    First the settings are compared: rule, measure, budget, seed and whatever else decides packs. Then, as `check_plan` does, the
-    steps that follow from them and from the examples.
+    First the settings are compared: rule, measure, budget, seed and whatever else decides packs; then, as `check_plan` does,
+    the steps that follow from them and from the examples.
 
     Args:
         sampler, collator: this rank's.
