@@ -20,8 +20,8 @@ class Mark:
         step: number of the step that comes next.
         position: items walked.
         order: checksum (CRC-32) of their names in the order of the walk, those passed over by the filter left out.
-        held: place in the source and tokens of each example in the packer, by place.
-        packer, dealer: their states.
+        held: place in the source and tokens of each example in the packer or the dealer, by place.
+        packer, dealer: their states; both name examples by their place in the source.
         set_aside: examples set aside so far.
     """
 

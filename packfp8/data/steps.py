@@ -2,7 +2,7 @@
 
     walk -> filter -> measure -> packer -> dealer -> steps of one pack for every data-parallel rank
 
-No audio is read. An example is measured once. What is held in memory is the lookahead and one window of steps.
+No audio is read. An example is measured once. What is held in memory is the lookahead and at most two windows of steps.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from packfp8.data.batch import SetAside
 from packfp8.data.example import as_example, name_of_item
@@ -22,7 +23,7 @@ from packfp8.lengths import Measured
 
 HISTORY_STEPS = 1024
 """At least so many steps back a state can be asked for. Loaders run ahead by `num_workers * prefetch_factor`, tens of steps."""
-_MARK_STEPS = 16  # a mark costs as much as packing a few examples: so often it is not felt, and resuming replays little
+_MARK_STEPS = 16  # a mark costs as much as packing some examples: so seldom it is not felt, and resuming replays little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,8 @@ class Steps:
         self._longest_tokens = terms.longest_tokens
         self.filtered = self._position = self._order = self.next_step = 0
         source = walk(cuts, seed=terms.seed, epoch=epoch, shuffle=terms.shuffle, shuffle_buffer=terms.shuffle_buffer)
-        self.marks = deque([mark or self._mark()], maxlen=2 + HISTORY_STEPS // _MARK_STEPS)
+        self._spacing = max(_MARK_STEPS, terms.window)
+        self.marks = deque([mark or self._mark()], maxlen=2 + HISTORY_STEPS // self._spacing)
         self.next_step = self.marks[-1].step
         self._broken = False
         self._plan = self._planned(source, mark)
@@ -171,9 +173,11 @@ class Steps:
             pack = [self._held.pop(key) for key in keys]
             if self.terms.ranks == 1:  # nobody to be balanced with: packs keep their order
                 yield self._step([pack])
-                continue
-            self._dealer.push(pack, self.terms.cost_of([one.measured for one in pack]))
-            yield from self._drained()
+            else:
+                self._dealer.push(pack, self.terms.cost_of([one.measured for one in pack]))
+                yield from self._drained()
+            if self.next_step - self.marks[-1].step >= self._spacing:
+                self.marks.append(self._mark())
 
     def _drained(self) -> Iterator[Step]:
         while (packs := self._dealer.pop()) is not None:
@@ -189,30 +193,29 @@ class Steps:
                 self._put_aside(held.index, held.name, _dropped(held.name, len(packs), self.terms.ranks))
 
     def _step(self, packs: list[list[Held]]) -> Step:
-        step = Step(number=self.next_step, packs=tuple(map(tuple, packs)))
         self.next_step += 1
-        # Between two windows the dealer is empty, and the packer's lookahead is all there is to save.
-        if not len(self._dealer) and self.next_step - self.marks[-1].step >= _MARK_STEPS:
-            self.marks.append(self._mark())
-        return step
+        return Step(number=self.next_step - 1, packs=tuple(map(tuple, packs)))
 
     def _mark(self) -> Mark:
+        """A mark of this place, at which all steps that were dealt have come out."""
+        dealer = self._dealer.state_dict()
         return Mark(
             step=self.next_step,
             position=self._position,
             order=self._order,
             held=self._lengths(),
             packer=self._packer.state_dict(),
-            dealer=self._dealer.state_dict(),
+            dealer=dealer | {"packs": [[held.index for held in pack] for pack in dealer["packs"]]},
             set_aside=len(self._aside),
         )
 
     def _lengths(self) -> tuple[tuple[int, int], ...]:
-        """Place in the source and tokens of what is in the packer."""
-        return tuple(sorted((index, held.measured.tokens) for index, held in self._held.items()))
+        """Place in the source and tokens of what is in the packer and the dealer."""
+        waiting = (held for pack in self._dealer.remaining for held in pack)
+        return tuple(sorted((held.index, held.measured.tokens) for held in chain(self._held.values(), waiting)))
 
     def _take_up(self, source: Iterator[tuple[int, object]], mark: Mark) -> None:
-        """Walk to the mark; measure again only what the packer still holds and what was set aside."""
+        """Walk to the mark; measure again only what was held there and what was set aside."""
         wanted = {index for index, _ in mark.held}.union(self._given)
         while self._position < mark.position:
             index, item = next(source, (None, None))
@@ -225,7 +228,8 @@ class Steps:
         if self._order != mark.order or self._lengths() != mark.held:
             raise _other_source("other examples, or another order", "the examples, order and filter of the saved run")
         self._packer.load_state_dict(mark.packer)
-        self._dealer.load_state_dict(mark.dealer)
+        packs = [[self._held.pop(index) for index in pack] for pack in mark.dealer["packs"]]
+        self._dealer.load_state_dict(mark.dealer | {"packs": packs})
 
 
 def _too_long(name: str, tokens: int, terms: Terms) -> BudgetError:

@@ -24,7 +24,7 @@ from lhotse.audio import AudioSource
 from lhotse.dataset import DynamicCutSampler
 
 from packfp8.data import Example, PackingSampler, as_example
-from packfp8.lengths import AudioFrames, Measure, Measured
+from packfp8.lengths import AudioFrames, Measure, Measured, Template
 from packfp8.packing import StreamPacker
 from packfp8.rule import Topology, align
 
@@ -36,7 +36,7 @@ _PARTS = (("as_example", 12), ("measure", 9), ("planning", 10), ("packer", 8))
 class Known:
     """A measure that looks lengths up by the example's id."""
 
-    frames, fingerprint = None, "known"
+    sample_rate, template, fingerprint = 16_000, Template(), "known"
 
     def __init__(self, lengths: dict[str, Measured]) -> None:
         self.lengths = lengths

@@ -75,15 +75,38 @@ def odd(cut):
 def test_a_state_of_a_resumed_run_leads_on_as_that_of_the_first(uneven, sampler_of, ids_of):
     first = sampler_of(uneven, dp=2, **ASIDE)
     packs = ids_of(first)
+    state = first.state_dict(step=40)
+    assert state["mark"]["set_aside"]
     second, third = sampler_of(uneven, dp=2, **ASIDE), sampler_of(uneven, dp=2, **ASIDE)
-    second.load_state_dict(first.state_dict(step=10))
-    assert second.state_dict() == first.state_dict(step=10)  # loaded, and nothing drawn yet
+    second.load_state_dict(state)
+    assert second.state_dict() == state  # loaded, and nothing drawn yet
     drawn = iter(second)
-    assert second.state_dict() == first.state_dict(step=10)  # begun, and nothing drawn yet
-    for _ in range(30):
+    assert second.state_dict() == state  # begun, and nothing drawn yet
+    for _ in range(20):
         next(drawn)
     third.load_state_dict(saved(second.state_dict()))
-    assert ids_of(third) == packs[41:]
+    assert ids_of(third) == packs[61:] != []
+
+
+@pytest.mark.parametrize("dp", [1, 4])
+def test_resuming_measures_only_what_was_held_and_plans_only_a_few_steps_again(make_cuts, sampler_of, measure, ids_of, dp):
+    class Counting:
+        sample_rate, template, fingerprint, calls = measure.sample_rate, measure.template, measure.fingerprint, 0
+
+        def __call__(self, example):
+            Counting.calls += 1
+            return measure(example)
+
+    cuts = make_cuts([0.1 + n * 37 % 90 / 10 for n in range(3000)])
+    first, second = (sampler_of(cuts, dp=dp, lookahead=32, measure=Counting()) for _ in range(2))
+    packs = ids_of(first)
+    state = first.state_dict(step=len(packs) * 3 // 4)
+    assert state["step"] - state["mark"]["step"] < 24
+    assert len(json.dumps(state)) < 6000
+    Counting.calls = 0
+    second.load_state_dict(saved(state))
+    assert ids_of([next(second)]) == packs[state["step"] + 1 : state["step"] + 2]
+    assert Counting.calls < 32 + (24 + 2 * 4) * dp * 6
 
 
 def test_the_state_is_the_same_on_every_rank_and_small(uneven, sampler_of):
