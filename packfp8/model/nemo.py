@@ -4,7 +4,7 @@
         def prepare_inputs(self, batch):
             return salm_inputs(self, batch["pack"], shortest_samples=measure.frames.shortest_samples)
 
-    loader = DataLoader(dataset, collate_fn=SalmCollator(collator), ...)
+    loader = DataLoader(dataset, collate_fn=SalmCollator(collator=collator), ...)
 
 Everything after it, loss and logging included, is SALM's own. Its packing is not needed then: no loop over utterances, no wait
 for the device, and totals that the FP8 recipe, context and sequence parallelism accept.
