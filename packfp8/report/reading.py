@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import pickle
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from packfp8.report.counting import Counting
 from packfp8.report.lines import Part, count_lines, count_list
 from packfp8.report.manifests import Kind, Manifest
 from packfp8.report.tally import NAMED, NOTHING, Rejected, Tally
-from packfp8.report.workers import in_children, num_cores
+from packfp8.report.workers import num_cores, on_all_cores
 
 _RANGE = 16 << 20  # bytes of a file that one task counts
 _BLOCK = 2 << 20  # bytes of a gzipped file that are unpacked at a time
@@ -70,7 +71,7 @@ def read(
     apart = cores > 1 and total >= _SMALL and _travels(counting)
     unpack_here = apart and sum(manifest.kind is Kind.LINES_GZ for manifest in manifests) < cores
     tallies, rejected, done, lines, last = [], Rejected(), 0, 0, None
-    for task, part in _counted(_tasks(manifests, counting, unpack_here), cores if apart else 0):
+    for task, part in _counted(_tasks(manifests, counting, unpack_here), cores if apart else 1):
         lines = lines if task.manifest == last else 0
         named = tuple(f"{task.manifest.path}:{lines + number}: {reason}" for number, reason in part.faults)
         rejected += Rejected(count=part.rejected, named=named)
@@ -109,20 +110,17 @@ def _count(task: Task) -> Part:
     return {Kind.TABLE: count_csv, Kind.KALDI: count_kaldi, Kind.NUMPY: count_numpy}[kind](path, counting)
 
 
-def _counted(tasks: Iterable[Task], children: int) -> Iterator[tuple[Task, Part]]:
+def _counted(tasks: Iterable[Task], cores: int) -> Iterator[tuple[Task, Part]]:
     """Every task with its part, in order."""
-    if not children:
-        yield from ((task, count(task)) for task in tasks)
-        return
-    begun: list[Task] = []
+    begun: deque[Task] = deque()
 
     def remembered() -> Iterator[Task]:
         for task in tasks:
             begun.append(task)
             yield task
 
-    for part in in_children(count, remembered(), children):
-        yield begun.pop(0), part
+    for part in on_all_cores(count, remembered(), cores):
+        yield begun.popleft(), part
 
 
 def _tasks(manifests: Iterable[Manifest], counting: Counting, unpack_here: bool) -> Iterator[Task]:

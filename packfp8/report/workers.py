@@ -1,4 +1,4 @@
-"""Workers: child processes that count parts of manifests, so that reading uses every core.
+"""Workers: this process and its children count parts of manifests, so that reading uses every core.
 
 A child is a plain `python -c`, not one of `multiprocessing`: it neither imports the caller's script again (spawn) nor copies
 a process with torch's threads (fork), so that a notebook and a script without a main guard may call the report.
@@ -16,6 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
+_AHEAD = 2  # tasks of a child: one in work, one that it finds when it is done
+_HELD = 8  # results for each core that may wait for an earlier one
+
 _CHILD = "import sys; sys.path[:] = {path!r}; from packfp8.report.workers import serve; serve()"
 
 
@@ -24,23 +27,25 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def in_children(function: Callable, tasks: Iterable, children: int) -> Iterator:
-    """Results of `function(task)` in the order of the tasks, counted by so many child processes.
+def on_all_cores(function: Callable, tasks: Iterable, cores: int) -> Iterator:
+    """Results of `function(task)` in the order of the tasks, from this process and `cores - 1` children.
+
+    This process draws the tasks, hands out as many as keep the children busy, and does the others itself.
 
     Args:
         function: importable by its name.
-        tasks: picklable; drawn as they are needed, at most two for each child ahead.
-        children: number of processes.
+        tasks: picklable.
+        cores: at least 1.
 
     Raises:
         What the function raises, and ChildProcessError where a child dies.
     """
     idle: SimpleQueue[subprocess.Popen] = SimpleQueue()
-    processes = [_start() for _ in range(children)]
+    processes = [_start() for _ in range(cores - 1)]
     for process in processes:
         idle.put(process)
 
-    def run(task):
+    def ask_one(task):
         process = idle.get()
         try:
             return _ask(process, function, task)
@@ -49,10 +54,13 @@ def in_children(function: Callable, tasks: Iterable, children: int) -> Iterator:
 
     pending: deque[Future] = deque()
     try:
-        with ThreadPoolExecutor(children) as threads:
+        with ThreadPoolExecutor(max(1, len(processes))) as threads:
             for task in tasks:
-                pending.append(threads.submit(run, task))
-                if len(pending) > 2 * children:
+                if sum(not future.done() for future in pending) < _AHEAD * len(processes):
+                    pending.append(threads.submit(ask_one, task))
+                else:
+                    pending.append(_done(function(task)))
+                while pending and (pending[0].done() or len(pending) > _HELD * cores):
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
@@ -60,6 +68,12 @@ def in_children(function: Callable, tasks: Iterable, children: int) -> Iterator:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def _done(result) -> Future:
+    future: Future = Future()
+    future.set_result(result)
+    return future
 
 
 def serve() -> None:
