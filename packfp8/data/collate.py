@@ -18,9 +18,11 @@ from packfp8.data.example import Clip, Example, as_example, name_of_item
 from packfp8.errors import BudgetError, ConfigError, ExampleError, PackError
 from packfp8.layout import Plan, make_plan
 from packfp8.lengths import Encoded, Measure
+from packfp8.lengths.measure import MOST_TOKENS
 from packfp8.rule import Alignment
 
 POLICIES = ("error", "set_aside")
+_TOLD_EARLY_TOKENS = 1 << 24  # an example over the budget and over this is refused before 128 MB are taken for its ids
 
 
 class Collator:
@@ -76,6 +78,7 @@ class Collator:
         self.tolerance_samples = hop if tolerance_samples is None else tolerance_samples
         if budget is not None:
             rule.floor(budget)
+        self._most_tokens = MOST_TOKENS if budget is None else max(budget, _TOLD_EARLY_TOKENS)
 
     def __call__(self, items: Iterable) -> PackedBatch:
         """The batch of a list of examples, cuts or dicts, or of a CutSet.
@@ -126,14 +129,14 @@ class Collator:
 
     def _encode(self, item: object, position: int) -> tuple[Example, Encoded]:
         example = as_example(item, sample_rate=self.measure.sample_rate, template=self.measure.template, position=position)
-        return example, self.measure.encode(example)
+        return example, self.measure.encode(example, most_tokens=self._most_tokens)
 
     def _try(self, act, aside: list[SetAside], item: object, position: int) -> None:
         """Does it; a fault is raised, or noted where the user chose so."""
         try:
             act()
         except PackError as fault:
-            if self.on_fault == "error":
+            if (self.over_budget if isinstance(fault, BudgetError) else self.on_fault) == "error":
                 raise
             aside.append(SetAside(id=name_of_item(item, position), reason=str(fault)))
 

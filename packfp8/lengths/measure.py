@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from packfp8.errors import ExampleError, LengthError
+from packfp8.errors import BudgetError, ExampleError, LengthError
 from packfp8.lengths.audio import AudioFrames
 from packfp8.lengths.fingerprint import fingerprint
 from packfp8.lengths.template import Template
 from packfp8.lengths.text import identity, special_id, to_ids
 from packfp8.lengths.tokenizer import ByteTokenizer
+
+MOST_TOKENS = 2**31 - 1
+"""Longest example of which tokens are made: offsets in a pack are int32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,14 +129,19 @@ class Measure:
             raise _no_token(example)
         return Measured(tokens=tokens, text_tokens=text, encoder_frames=tuple(clips), supervised=learned - first)
 
-    def encode(self, example) -> Encoded:
+    def encode(self, example, *, most_tokens: int = MOST_TOKENS) -> Encoded:
         """The tokens of an example; as many as `measure` says.
 
         Raises:
             ExampleError, LengthError: as `measure`.
+            BudgetError: there are more than `most_tokens`; none of them is then made, nor any memory taken for them.
         """
         rows, targets, clips, at = [], [], [], 0
-        for ids, clip, supervised in self._segments(example):
+        segments = list(self._segments(example))
+        tokens = sum(clip.encoder_frames if clip else len(ids) for ids, clip, _ in segments)
+        if tokens > most_tokens:
+            raise _too_many(example, tokens, most_tokens)
+        for ids, clip, supervised in segments:
             if clip:
                 clips.append(ClipSpan(start=at, encoder_frames=clip.encoder_frames, samples=clip.samples))
                 ids = np.full(clip.encoder_frames, self.template.audio_token_id, dtype=np.int64)
@@ -244,6 +252,16 @@ class Measure:
         if mark is False:
             return self._ids("")
         return np.array([special_id(self.tokenizer, name) if mark is True else mark], dtype=np.int64)
+
+
+def _too_many(example, tokens: int, most_tokens: int) -> BudgetError:
+    return BudgetError(
+        f"example {example.id!r} does not fit the pack",
+        got=f"{tokens} tokens",
+        expected=f"at most {most_tokens} tokens",
+        because="so long an example is a fault of its manifest, or would not fit the memory of any machine",
+        fix="correct its duration, or choose over_budget='set_aside'",
+    )
 
 
 def _no_token(example) -> ExampleError:
