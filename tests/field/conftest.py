@@ -132,6 +132,6 @@ def ranks(tmp_path_factory):
     folder, root = tmp_path_factory.mktemp("ranks"), str(Path(__file__).parents[2])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
     script = Path(__file__).parent / "ranks.py"
-    told = subprocess.run([sys.executable, script, folder], env=env, stderr=subprocess.PIPE, text=True, timeout=120)
+    told = subprocess.run([sys.executable, script, folder], env=env, stderr=subprocess.PIPE, text=True, timeout=280)
     assert told.returncode == 0, told.stderr
     return torch.load(folder / "all.pt", weights_only=False)

@@ -163,7 +163,7 @@ def main(folder):
         for process in started:
             process.start()
         for process in started:
-            process.join(timeout=60)
+            process.join(timeout=80)
         codes = [process.exitcode for process in started]
         for process in started:
             process.kill()

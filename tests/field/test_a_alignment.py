@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from packfp8 import BudgetError, RuleError, StateError, Topology, align
+from packfp8 import BudgetError, ConfigError, RuleError, StateError, Topology, align
 from packfp8.data import Collator, PackedDataset, PackingSampler
 from packfp8.layout import place
 from packfp8.rule import Need
@@ -189,6 +189,8 @@ def test_micro_batches_of_one_step_have_one_size_where_it_is_asked_for(collate, 
         for batch in collate(items, "current", static=True, **sizes)
     }
     assert shapes == {(2256, 6, 4512)}
+    with pytest.raises(ConfigError, match="packs cannot be static"):
+        collate(docs(4487), "current", "bshd", static=True, **sizes)
     assert len({collate(items, "current", **sizes)[0].tokens for items in (docs(4447), docs(4488))}) == 2
 
 
