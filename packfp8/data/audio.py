@@ -67,7 +67,8 @@ def _select(waves: np.ndarray, channel: int | None, name: str) -> np.ndarray:
     """`[channels, samples]`: the one channel that was asked for, or all."""
     if channel is None:
         return waves
-    if not 0 <= channel < len(waves):
+    whole = isinstance(channel, (int, np.integer)) and not isinstance(channel, bool)
+    if not whole or not 0 <= channel < len(waves):
         raise no_channel(channel, len(waves), name)
     return waves[channel : channel + 1]
 

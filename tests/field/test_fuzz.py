@@ -528,3 +528,10 @@ def test_an_absurd_length_is_told_before_memory_is_taken_for_it(samples, budget)
     clear(refusal.value)
     batch = Collator(**options, over_budget="set_aside").collate(items)
     assert (batch.ids, [one.id for one in batch.set_aside]) == (("fine",), ["ages"])
+
+
+@pytest.mark.parametrize("channel", ["left", 0.0, True, [0], -1, 1])
+def test_a_channel_that_is_no_index_is_set_aside_and_named(channel):
+    item = {"id": "bad", "audio": np.zeros(1600, np.float32), "text": "a", "channel": channel}
+    batch = Collator(measure=MEASURE, rule=align("block"), on_fault="set_aside").collate([item])
+    assert f"has no channel {channel}" in batch.set_aside[0].reason
