@@ -13,7 +13,7 @@ NAMED = {habit.name: habit for habit in HABITS}
 JOBS = [align(recipe, Topology(cp=cp, tp=tp, sp=True)) for recipe in ("block", "mxfp8") for cp in (1, 2) for tp in (1, 4)]
 
 
-@pytest.mark.parametrize("rule", JOBS, ids=str)
+@pytest.mark.parametrize("rule", JOBS, ids=lambda rule: rule.fingerprint)
 def test_a_pack_has_a_fate_exactly_where_the_rule_refuses_it(rule):
     draw = random.Random(0)
     for _ in range(300):
@@ -28,7 +28,7 @@ def test_a_pack_has_a_fate_exactly_where_the_rule_refuses_it(rule):
         assert bool(fate_of(rule, total, slots)) == refused, (total, slots)
 
 
-@pytest.mark.parametrize("rule", JOBS, ids=str)
+@pytest.mark.parametrize("rule", JOBS, ids=lambda rule: rule.fingerprint)
 def test_our_own_packs_are_right_everywhere_and_none_that_is_right_has_less_padding(rule):
     ours, *others = (judge(habit, rule, PACKS) for habit in reversed(HABITS))
     assert ours.fates == {}
