@@ -10,8 +10,8 @@ collective of the model. With it every rank says, after each draw, how that went
     rank 1   a fault, or the end       |  all raise: rank 1 has no batch, its words, its step
     rank 2   step 7                    |
 
-A process that dies outside a draw says nothing more. Its peers then lose the connection, or the group's time runs out, and
-torchrun stops them and starts all again.
+A worker that is killed while the model computes is told of at the next draw. A process that dies says nothing more: its peers
+lose the connection, or the group's time runs out, and torchrun stops them and starts all again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from torch import distributed as dist
 
 from packfp8.data.batch import PackedBatch
+from packfp8.data.deaths import Deaths
 from packfp8.data.peers import check_peers, device_of, differing
 from packfp8.errors import StateError
 
@@ -46,21 +47,25 @@ def in_lockstep(
         StateError: on every rank alike: a rank could not make its batch, ended before the others, is at another step, or holds
             another pack than its peers; or a rank is gone.
     """
-    drawn = _each(batches)
-    while (batch := _agreed(group, lambda: next(drawn, None))) is not None:
-        if peers is not None:
-            _agreed(group, lambda batch=batch: check_peers(batch, peers) or batch)
-        yield batch
+    drawn, deaths = _each(batches), Deaths()
+    try:
+        while (batch := _agreed(group, lambda: next(drawn, None), deaths)) is not None:
+            if peers is not None:
+                _agreed(group, lambda batch=batch: check_peers(batch, peers) or batch, deaths)
+            yield batch
+    finally:
+        deaths.close()
 
 
 def _each(batches: Iterable[PackedBatch]) -> Iterator[PackedBatch]:
     yield from batches  # so that a loader that cannot start fails at the first draw
 
 
-def _agreed(group: dist.ProcessGroup | None, draw: Callable[[], PackedBatch | None]) -> PackedBatch | None:
+def _agreed(group: dist.ProcessGroup | None, draw: Callable[[], PackedBatch | None], deaths: Deaths) -> PackedBatch | None:
     """What `draw` gives, once every rank is at the same place."""
     try:
-        batch = draw()
+        with deaths:
+            batch = draw()
     except Exception as fault:  # whatever it is, the others wait
         _compare(group, 0, failed=True)
         raise _apart(group, fault=_words(fault)) from fault
