@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -131,13 +132,15 @@ def demo(data, steps, layout, recipe, as_json) -> None:
 @click.option(
     "--tokens", callback=lambda ctx, param, value: _counts(value), help="Tokens of a pack.  [default: 1024,...,65536]"
 )
+@click.option("--recipes", metavar="NAMES", help="Only these, with commas.  [default: all that the GPU and its libraries have]")
 @click.option("--html", type=click.Path(path_type=Path), help="Write one page with charts.")
 @_JSON
-def payoff(hidden, ffn, layers, tokens, html, as_json) -> None:
+def payoff(hidden, ffn, layers, tokens, recipes, html, as_json) -> None:
     """From how many tokens on FP8 beats BF16 on this GPU, launched eagerly and as a CUDA graph."""
     from packfp8.report import payoff as timed
 
     told = {} if tokens is None else {"tokens": tokens}
+    told |= {} if recipes is None else {"recipes": [_known(name.strip()) for name in recipes.split(",")]}
     result = timed(hidden=hidden, ffn=ffn, layers=layers, progress=lambda case: click.echo(f"timing {case}", err=True), **told)
     _write(result, html)
     _show(result, as_json)
@@ -171,11 +174,23 @@ def _reading(shown: bool) -> Iterator[Callable[[int, int], None] | None]:
 
 
 def _counts(text: str | None) -> list[int] | None:
-    """The whole numbers of a list with commas."""
+    """The whole numbers of a list with commas; "..." between two of them doubles the first until the second."""
+    if text is None:
+        return None
+    counts: list[int] = []
     try:
-        return None if text is None else [int(part) for part in text.split(",")]
-    except ValueError as fault:
-        raise click.UsageError(f"--tokens takes whole numbers with commas, not {text!r}") from fault
+        for before, part in pairwise(["", *text.split(",")]):
+            if part.strip() == "...":
+                continue
+            last = int(part)
+            while before.strip() == "..." and 0 < 2 * counts[-1] < last:
+                counts.append(2 * counts[-1])
+            counts.append(last)
+    except (ValueError, IndexError):
+        counts = []
+    if not counts or text.rstrip().endswith("..."):
+        raise click.UsageError(f"--tokens takes whole numbers with commas, or 1024,...,65536; not {text!r}")
+    return counts
 
 
 def _write(result, html: Path | None) -> None:

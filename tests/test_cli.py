@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from packfp8.cli import main
+from packfp8.cli import _counts, main
 from packfp8.rule import RECIPES, Topology, align
 
 
@@ -60,3 +60,24 @@ def test_python_dash_m_is_the_same_program():
     words = [sys.executable, "-m", "packfp8", "explain", "block"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout == run("explain", "block").output
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("1024", [1024]),
+        ("1024,2048", [1024, 2048]),
+        ("1024,...,8192", [1024, 2048, 4096, 8192]),
+        ("3, ..., 13", [3, 6, 12, 13]),
+        ("16,...,16", [16, 16]),
+    ],
+)
+def test_token_counts_may_be_doubled_from_one_to_another(text, counts):
+    assert _counts(text) == counts
+
+
+@pytest.mark.parametrize("text", ["", "...", "...,4", "1,x", "1,,2"])
+def test_token_counts_that_are_none_are_wrong_usage(text):
+    result = run("payoff", "--tokens", text)
+    assert result.exit_code == 2
+    assert "--tokens takes whole numbers with commas" in result.output

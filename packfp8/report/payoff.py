@@ -155,6 +155,7 @@ def payoff(
     ffn: int | None = None,
     layers: int = 2,
     tokens: Iterable[int] = TOKENS,
+    recipes: Iterable[str] = (),
     timer: Timer | None = None,
     progress: Callable[[Case], None] | None = None,
 ) -> Payoff:
@@ -164,6 +165,7 @@ def payoff(
         hidden, layers: of the decoder.
         ffn: inner width of the MLP; 2.75 * hidden, rounded to 256, where it is left out (SwiGLU's usual two thirds of 4).
         tokens: counts to try, in the pack of one rank; multiples of 16.
+        recipes: those to time; every one that the GPU and its libraries have where it is left out.
         timer: what times; the GPU of this machine where it is left out.
         progress: called before each case.
 
@@ -184,7 +186,16 @@ def payoff(
         from packfp8.report.payoff_gpu import GpuTimer
 
         timer = GpuTimer.here(sizes)
-    baselines = {recipe: timer.baseline(recipe) for recipe in timer.recipes}
+    wanted = tuple(dict.fromkeys(recipes)) or timer.recipes
+    if missing := set(wanted) - set(timer.recipes):
+        raise ConfigError(
+            "a recipe cannot be timed here",
+            got=", ".join(sorted(missing)),
+            expected=f"among {', '.join(timer.recipes)}",
+            because=f"{timer.device} or the installed libraries do not have it",
+            fix="leave it out, or see `packfp8 doctor`",
+        )
+    baselines = {recipe: timer.baseline(recipe) for recipe in wanted}
     rows = []
     for recipe in dict.fromkeys([*baselines.values(), *baselines]):
         for block in timer.blocks(recipe):

@@ -69,6 +69,9 @@ class Case:
     mode: str
     tokens: int
 
+    def __str__(self) -> str:
+        return f"{self.block} {self.recipe} {self.mode}, {self.tokens:,} tokens"
+
 
 class Timer(Protocol):
     """What times cases: a GPU, or a stand-in of a test."""

@@ -98,8 +98,10 @@ def test_filler_changes_no_output_of_a_real_token(recipe, model_of, distance):
     print(f"\n{recipe}: outputs {errors[0]:.2e} from BF16, {errors[1]:.2e} by other pads; gradients {grown:.2e}", end="")
     assert 0 < errors[0] < 0.2
     assert grown < 0.5
-    # one scale for a whole tensor hears of its largest value; block's scales are of 128 values of one row
-    assert errors[1] == 0 if recipe == "block" else errors[1] < 0.05
+    # One scale for a whole tensor hears of its largest value, so what fills pads moves the rounding of real tokens: at most
+    # from one rounding of the BF16 result to another. Block's scales are of 128 values of one row, and hear nothing.
+    assert errors[1] == 0 if recipe == "block" else errors[1] <= 2 * errors[0]
+    assert distance(found[2][0], found[0][0]) < 0.2
 
 
 @pytest.mark.parametrize("workers", [0, 2])

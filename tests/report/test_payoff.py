@@ -45,6 +45,19 @@ def test_every_recipe_is_timed_with_its_own_bf16(told):
     assert told.gain("linear", "rowwise", "graph", 1024).ratio == pytest.approx(2)
 
 
+def test_only_the_wanted_recipes_are_timed_and_one_that_is_not_here_is_told(lines_of):
+    assert set(payoff(tokens=[1024], recipes=["current"], timer=Stand()).baselines) == {"current"}
+    with pytest.raises(ConfigError) as refused:
+        payoff(tokens=[1024], recipes=["current", "mxfp8"], timer=Stand())
+    assert lines_of(refused.value) == [
+        "a recipe cannot be timed here",
+        "mxfp8",
+        "among current, rowwise",
+        "stand-in or the installed libraries do not have it",
+        "leave it out, or see `packfp8 doctor`",
+    ]
+
+
 def test_fp8_wins_from_where_every_larger_count_wins(told):
     assert told.wins_from("layer", "current", "eager") == 4096
     assert told.wins_from("layer", "current", "graph") == 1024
