@@ -51,10 +51,10 @@ def test_only_the_wanted_recipes_are_timed_and_one_that_is_not_here_is_told(line
         payoff(tokens=[1024], recipes=["current", "mxfp8"], timer=Stand())
     assert lines_of(refused.value) == [
         "a recipe cannot be timed here",
-        "mxfp8",
-        "among current, rowwise",
-        "stand-in or the installed libraries do not have it",
-        "leave it out, or see `packfp8 doctor`",
+        "  got:      mxfp8",
+        "  expected: among current, rowwise",
+        "  because:  stand-in or the installed libraries do not have it",
+        "  fix:      leave it out, or see `packfp8 doctor`",
     ]
 
 
