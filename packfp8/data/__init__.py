@@ -2,10 +2,11 @@
 
 from packfp8.data.batch import PackedBatch, SetAside
 from packfp8.data.broadcast import PeerLoader
+from packfp8.data.clip import Clip
 from packfp8.data.collate import Collator
 from packfp8.data.corpus import corpus
 from packfp8.data.dataset import PackedDataset
-from packfp8.data.example import Clip, Example, Turn, as_example, as_examples
+from packfp8.data.example import Example, Turn, as_example, as_examples
 from packfp8.data.reshard import check_loader
 from packfp8.data.sampler import PackingSampler
 

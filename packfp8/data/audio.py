@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.signal import resample_poly
 
+from packfp8.data.clip import Clip
 from packfp8.data.decode import decode, name_of, no_channel, probe_file, samples_at
-from packfp8.data.example import Clip
 from packfp8.errors import AudioError
 
 __all__ = ["Loaded", "load_clip", "probe_file", "samples_at"]

@@ -13,8 +13,9 @@ import torch
 
 from packfp8.data.audio import Loaded, load_clip
 from packfp8.data.batch import IGNORED, PackedBatch, SetAside
+from packfp8.data.clip import Clip
 from packfp8.data.content import checksum, cu_seqlens, ids_and_labels, waveforms
-from packfp8.data.example import Clip, Example, as_example, name_of_item
+from packfp8.data.example import Example, as_example, name_of_item
 from packfp8.errors import BudgetError, ConfigError, ExampleError, PackError
 from packfp8.layout import Plan, make_plan
 from packfp8.lengths import Encoded, Measure

@@ -18,7 +18,7 @@ import soundfile
 from lhotse import MonoCut, MultiCut, Recording
 from lhotse.audio import AudioLoadingError, DurationMismatchError
 
-from packfp8.data.example import Clip
+from packfp8.data.clip import Clip
 from packfp8.errors import AudioError
 
 # Samples decoded and dropped before a part of MPEG audio. A frame of layer III may use bits of up to 511 bytes before it

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packfp8.data.clip import RATES, Clip, as_clip, no_audio, samples_of
+from packfp8.data.as_clip import RATES, as_clip, no_audio, samples_of
+from packfp8.data.clip import Clip
 from packfp8.errors import ExampleError
 from packfp8.lengths import Template
 
