@@ -1,6 +1,7 @@
 """Mark: a place in a pass from which it can be taken up; and the state of a sampler, which is a mark and a few steps.
 
-A state is a small dict of plain values, the same on every rank. It names examples by their place in the source.
+A state is a dict of plain values, the same on every rank. It names examples by their place in the source: those of the
+lookahead, a few kilobytes, and those of the packs that wait in the dealer for others of their cost, at most two windows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Mark:
         step: number of the step that comes next.
         position: items walked.
         order: checksum (CRC-32) of their names in the order of the walk, those passed over by the filter left out.
-        held: place in the source and tokens of each example in the packer or the dealer, by place.
+        held: places in the source of the examples in the packer.
+        lengths: checksum (CRC-32) of the places and tokens of all examples in the packer and the dealer.
         packer, dealer: their states; both name examples by their place in the source.
         set_aside: examples set aside so far.
     """
@@ -28,7 +30,8 @@ class Mark:
     step: int
     position: int
     order: int
-    held: tuple[tuple[int, int], ...]
+    held: tuple[int, ...]
+    lengths: int
     packer: dict
     dealer: dict
     set_aside: int
@@ -36,14 +39,14 @@ class Mark:
 
 def to_state(*, terms: dict, epoch: int, step: int, mark: Mark, set_aside: list[int]) -> dict:
     """The state after `step` of `epoch`: the latest mark before it, from which the steps up to it are planned again."""
-    saved = asdict(mark) | {"held": [list(pair) for pair in mark.held], "set_aside": list(set_aside)}
+    saved = asdict(mark) | {"held": list(mark.held), "set_aside": list(set_aside)}
     return {"format": FORMAT, "terms": terms, "epoch": epoch, "step": step, "mark": saved}
 
 
 def mark_of(state: dict) -> Mark:
     """The mark of a checked state."""
     saved = state["mark"]
-    return Mark(**{**saved, "held": tuple(map(tuple, saved["held"])), "set_aside": len(saved["set_aside"])})
+    return Mark(**{**saved, "held": tuple(saved["held"]), "set_aside": len(saved["set_aside"])})
 
 
 def check_state(state: object, terms: dict) -> dict:

@@ -145,7 +145,10 @@ class PackingSampler(CutSampler):
         return () if steps is None else steps.set_aside
 
     def state_dict(self, step: int | None = None) -> dict:
-        """The state after `step` of this epoch was trained on: plain values, a few kilobytes, the same on every rank.
+        """The state after `step` of this epoch was trained on: plain values, the same on every rank.
+
+        A few kilobytes; with several ranks also some 7 bytes for each example of the packs that wait in the dealer, at most two
+        windows of steps: 0.6 MB for 64 ranks and packs of 40 sequences.
 
         Args:
             step: `batch.step`. Left out, the last step that was handed out, which with workers is ahead of training.

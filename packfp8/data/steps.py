@@ -203,20 +203,23 @@ class Steps:
             step=self.next_step,
             position=self._position,
             order=self._order,
-            held=self._lengths(),
+            held=tuple(self._held),
+            lengths=self._lengths(),
             packer=self._packer.state_dict(),
             dealer=dealer | {"packs": [[held.index for held in pack] for pack in dealer["packs"]]},
             set_aside=len(self._aside),
         )
 
-    def _lengths(self) -> tuple[tuple[int, int], ...]:
-        """Place in the source and tokens of what is in the packer and the dealer."""
+    def _lengths(self) -> int:
+        """Checksum of place and tokens of all examples in the packer and the dealer."""
         waiting = (held for pack in self._dealer.remaining for held in pack)
-        return tuple(sorted((held.index, held.measured.tokens) for held in chain(self._held.values(), waiting)))
+        return zlib.crc32(
+            repr(sorted((held.index, held.measured.tokens) for held in chain(self._held.values(), waiting))).encode()
+        )
 
     def _take_up(self, source: Iterator[tuple[int, object]], mark: Mark) -> None:
         """Walk to the mark; measure again only what was held there and what was set aside."""
-        wanted = {index for index, _ in mark.held}.union(self._given)
+        wanted = {*mark.held, *self._given}.union(*mark.dealer["packs"])
         while self._position < mark.position:
             index, item = next(source, (None, None))
             if index is None:
@@ -225,7 +228,7 @@ class Steps:
                 held = self._admitted(index, item)
                 if held is not None:
                     self._held[index] = held
-        if self._order != mark.order or self._lengths() != mark.held:
+        if self._order != mark.order or self._lengths() != mark.lengths:
             raise _other_source("other examples, or another order", "the examples, order and filter of the saved run")
         self._packer.load_state_dict(mark.packer)
         packs = [[self._held.pop(index) for index in pack] for pack in mark.dealer["packs"]]

@@ -39,6 +39,7 @@ def sources(cuts, tmp_path):
         "lazy shuffle by the global generator": lazy.shuffle(buffer_size=20),
         "mux by chance": CutSet.mux(*half, seed="trng"),
         "files": CutSet.from_files(split(cuts, tmp_path)),
+        "shards in turn": CutSet.from_files(split(cuts, tmp_path), seed=3),
     }
 
 
@@ -55,7 +56,7 @@ def split(cuts, folder):
 
 
 NAMES = ["eager", "list", "jsonl.gz", "shar", "shar, shuffled shards", "mux", "chain", "repeat", "lazy shuffle", "files"]
-NAMES += ["lazy shuffle by the global generator", "mux by chance"]
+NAMES += ["lazy shuffle by the global generator", "mux by chance", "shards in turn"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,12 +93,20 @@ def test_a_walk_leaves_the_source_as_it_was(sources, shuffle):
         assert sorted(index for index, _ in walks[0]) == list(range(80))
 
 
-def test_shards_are_reshuffled_by_epoch_alone(sources):
-    orders = [
-        [cut.id for _, cut in walk(sources["files"], seed=0, epoch=n, shuffle=False, shuffle_buffer=1)] for n in (0, 1, 2, 1)
-    ]
+@pytest.mark.parametrize("name", ["files", "shar, shuffled shards", "shards in turn"])
+def test_shards_are_reshuffled_by_epoch_alone(sources, name):
+    def order(epoch):
+        return [cut.id for _, cut in walk(sources[name], seed=0, epoch=epoch, shuffle=False, shuffle_buffer=1)]
+
+    orders = [order(epoch) for epoch in (0, 1, 2, 1)]
     assert orders[1] == orders[3]
     assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_lazy_set_smaller_than_the_buffer_is_shuffled_as_a_whole(sources):
+    order = [index for index, _ in walk(sources["jsonl.gz"], seed=0, epoch=0, shuffle=True, shuffle_buffer=1000)]
+    assert sorted(order) == list(range(80))
+    assert sum(index != place for place, index in enumerate(order)) > 70
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -133,9 +142,10 @@ def test_a_repeated_set_goes_on_without_end(cuts, sampler_of):
 
 def test_texts_are_packed_with_cuts_and_without_an_id_are_named_by_their_place(cuts, sampler_of, measure):
     texts = [TextExample(text="abc" * n) for n in range(1, 9)]
-    sampler = sampler_of(CutSet(texts), shuffle=False)
-    collator = Collator(measure=measure, rule=sampler.terms.rule, budget=256)
+    sampler = sampler_of(CutSet(texts), shuffle=False, budget=64)
+    collator = Collator(measure=measure, rule=sampler.terms.rule, budget=64)
     batches = [PackedDataset(collator)[pack] for pack in sampler]
+    assert len(batches) > 1
     assert sorted(name for batch in batches for name in batch.ids) == [f"example-{n}" for n in range(8)]
     assert all(text.custom is None for text in texts)
     mixed = sampler_of(CutSet.mux(CutSet(texts), cuts, seed=0))
@@ -157,12 +167,15 @@ def test_dicts_and_examples_are_packed_too(sampler_of, measure):
 
 
 def test_mixed_and_padded_cuts_are_packed_and_left_as_they_are(make_cut, sampler_of):
-    padded, mixed = make_cut("padded", 1.0).pad(duration=2.0), make_cut("mixed", 2.0).mix(make_cut("noise", 1.0))
+    padded, mixed = make_cut("padded", 1.0).pad(duration=2.0), make_cut("mixed", 2.0)
+    mixed.language = "en"
+    mixed = mixed.mix(make_cut("noise", 1.0))
     (pack,) = sampler_of([padded, mixed], shuffle=False)
     assert [cut.id for cut in pack] == [padded.id, mixed.id]
     assert all(cut.dataloading_info["world_size"] == 1 for cut in pack)
+    assert pack[1].language == "en"
     assert not padded.custom
-    assert not mixed.custom
+    assert mixed.custom == {"language": "en"}
 
 
 @pytest.mark.parametrize("source", [iter([]), (n for n in "ab"), {}, "cuts.jsonl", 5, CutSet(iter([]))])
