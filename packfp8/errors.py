@@ -36,7 +36,7 @@ class PackError(ValueError):
         rest = [getattr(self, name) for name in _FIELDS]
         if any(value is not None for value in rest):
             lines = [what, *(f"  {name + ':':<9} {value}" for name, value in zip(_FIELDS, rest))]
-            super().__init__("\n".join(lines))
+            super().__init__("\n".join("\\n".join(line.splitlines()) for line in lines))  # a user's text may hold line ends
         else:
             super().__init__(what)
 

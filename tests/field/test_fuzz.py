@@ -535,3 +535,12 @@ def test_a_channel_that_is_no_index_is_set_aside_and_named(channel):
     item = {"id": "bad", "audio": np.zeros(1600, np.float32), "text": "a", "channel": channel}
     batch = Collator(measure=MEASURE, rule=align("block"), on_fault="set_aside").collate([item])
     assert f"has no channel {channel}" in batch.set_aside[0].reason
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\u2028"])
+def test_an_error_has_five_lines_whatever_the_users_text_holds(end):
+    with pytest.raises(PackError) as refusal:
+        Collator(measure=MEASURE, rule=align("block"))([{"text": "a", "audio": {f"one{end}two": 0}, "num_samples": 100}])
+    clear(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 5
+    assert r"one\ntwo" in str(refusal.value)
