@@ -19,7 +19,7 @@ import pdoc
 
 ROOT = Path(__file__).parent.parent
 GUIDES = ROOT / "notebooks" / "guides"
-_GUIDE, _NOTEBOOK = re.compile(r"\]\((\w+)\.md"), re.compile(r"\[([^\]]*)\]\([^)\s]*\.ipynb\)")
+_GUIDE, _ELSEWHERE = re.compile(r"\]\((\w+)\.md"), re.compile(r"\[([^\]]*)\]\(\.\./[^)\s]*\)")
 
 
 def write_guides(folder: Path) -> list[str]:
@@ -28,7 +28,7 @@ def write_guides(folder: Path) -> list[str]:
     package.mkdir()
     for guide in sorted(GUIDES.glob("*.md")):
         index = guide.stem == "README"
-        text = _NOTEBOOK.sub(r"\1", guide.read_text(encoding="utf-8"))  # notebooks are no part of the site
+        text = _ELSEWHERE.sub(r"\1", guide.read_text(encoding="utf-8"))  # notebooks and README are no part of the site
         text = _GUIDE.sub(r"](guides/\1.html" if index else r"](\1.html", text)
         (package / f"{'__init__' if index else guide.stem}.py").write_text(f"{text!r}\n__all__ = []\n", encoding="utf-8")
         names += [] if index else [f"guides.{guide.stem}"]
