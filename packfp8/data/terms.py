@@ -70,9 +70,7 @@ class Terms:
     @property
     def longest_tokens(self) -> int:
         """Tokens of the longest sequence that a pack can hold."""
-        multiple = self.rule.row(1) if self.rule.layout == "bshd" else self.rule.sequence
-        within = self.budget if self.rule.layout == "bshd" else self.rule.floor(self.budget)
-        return within // multiple * multiple
+        return self.rule.floor(self.budget)  # a multiple of every slot, and of a row that is a batch by itself
 
     def packer(self) -> StreamPacker | RowPacker:
         """An empty packer."""

@@ -9,7 +9,8 @@ from lhotse import CutSet
 
 from packfp8.data import as_example
 from packfp8.errors import BudgetError, PackError
-from packfp8.packing import RowPacker, StreamPacker, deal
+from packfp8.lengths import Measured
+from packfp8.packing import PackCost, RowPacker, StreamPacker, deal
 
 GOOD = st.floats(0.05, 9).map(lambda seconds: round(seconds, 2))
 BAD = st.sampled_from([0.0, -2.86, None, float("nan"), 14.0, 1e9])  # no length, or more than a pack holds
@@ -140,6 +141,16 @@ def test_the_longest_sequence_taken_is_the_longest_that_the_packer_takes(sampler
     terms.packer().push("fits", terms.longest_tokens)
     with pytest.raises(BudgetError):
         terms.packer().push("does not", terms.longest_tokens + 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "cp", "work"),
+    [("thd", 1, 10**2 + 50**2), ("thd", 2, 12**2 + 52**2), ("bshd", 1, 2 * 56**2), ("bshd", 4, 2 * 64**2)],
+)
+def test_the_cost_of_a_pack_counts_its_slots_or_rows_and_its_frames(sampler_of, layout, cp, work):
+    pack = [Measured(tokens=n, text_tokens=n - 5, encoder_frames=(2, 3), supervised=1) for n in (10, 50)]
+    assert sampler_of([], layout=layout, cp=cp).terms.cost_of(pack) == work
+    assert sampler_of([], layout=layout, cp=cp, cost=PackCost(encoder=7.0)).terms.cost_of(pack) == work + 70
 
 
 def test_ranks_of_a_step_have_packs_of_like_cost(make_cuts, sampler_of):
