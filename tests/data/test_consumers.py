@@ -276,6 +276,6 @@ def test_flex_attention_packed_equals_one_by_one(layout):
 
 
 def test_the_documentation_has_a_row_for_each_consumer():
-    text = (Path(__file__).parents[2] / "docs" / "consumers.md").read_text()
+    text = (Path(__file__).parents[2] / "notebooks" / "guides" / "consumers.md").read_text()
     told = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
     assert set(CONSUMERS) - {"plain"} == told
