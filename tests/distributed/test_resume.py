@@ -75,9 +75,9 @@ def test_the_parameters_and_the_state_beside_them_are_those_of_an_undisturbed_ru
 
 @pytest.mark.timeout(300)
 def test_no_rank_waits_for_the_killed_one(runs):
-    """From the death of rank 1 to the first step of the next attempt: ending, starting python again, loading."""
+    """From the death of rank 1 to the first step of the next attempt. Most of it starts python again; a hang is 30 minutes."""
     (*_, last), (first, *_) = log(runs["killed"], 1, 0), log(runs["killed"], 0, 1)
-    assert first["time"] - last["time"] < 30
+    assert first["time"] - last["time"] < 120
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

@@ -93,7 +93,7 @@ class Place:
             tensor_parallel(model.llm, self.mesh["tp"], self.token_dim)
         if self.rule.topology.cp > 1:
             model.llm.gather = GatherOverRanks(self.mesh["cp"].get_group())
-        for part in (model.encoder, *model.llm.layers, model):
+        for part in (*model.llm.layers, model):
             fully_shard(part, mesh=self.data)
         return model
 
