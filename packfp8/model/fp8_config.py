@@ -17,6 +17,7 @@ TORCHAO_KEYS = {
 }
 """NeMo Automodel's keys under `fp8` and our argument of `Fp8.torchao`."""
 
+_SWITCHES = TORCHAO_KEYS.keys() - {"filter_fqns"}
 _TE = "automodel_backend.te_fp8"
 
 
@@ -42,6 +43,10 @@ def read(node: object) -> tuple[str, dict] | None:
         )
     if te is not None:
         return "te", te
+    above = None if torchao is not None else next((name for name, below in top.items() if _asks(below)), None)
+    if above is not None:
+        given, wanted = f"the configuration above {above}", f"config[{above!r}]"
+        raise _does_nothing(f"the FP8 section below {above}", given, wanted, fix=f"Fp8.from_config({wanted})")
     return ("torchao", torchao) if torchao is not None else None
 
 
@@ -61,6 +66,15 @@ def _torchao(section: dict) -> dict | None:
     if not enabled:
         return None
     arguments = {ours: section[theirs] for theirs, ours in TORCHAO_KEYS.items() if section.get(theirs) is not None}
+    texts = [name for name, value in section.items() if name in _SWITCHES and not isinstance(value, bool | None)]
+    if texts:
+        raise ConfigError(
+            f"fp8.{texts[0]} is neither true nor false",
+            got=repr(section[texts[0]]),
+            expected="true or false",
+            because="a text counts as true, 'false' too",
+            fix="write it without quotes",
+        )
     filters = arguments.get("filter_fqns", ())
     if isinstance(filters, str) or not all(isinstance(part, str) for part in filters):
         raise ConfigError(
@@ -72,6 +86,17 @@ def _torchao(section: dict) -> dict | None:
         )
     # Automodel's null and torchao's own default are both tensorwise
     return {**arguments, "filter_fqns": tuple(filters), "recipe": section.get("recipe_name") or "tensorwise"}
+
+
+def _asks(node: object) -> bool:
+    """Whether a section of the configuration holds one that asks for FP8. No other key is read: its value may be missing."""
+    for path in (("automodel_backend", "te_fp8"), ("fp8", "enabled")):
+        found = node
+        for key in path:
+            found = found[key] if hasattr(found, "keys") and key in found.keys() else None  # noqa: SIM118
+        if found is not None and found is not False:
+            return True
+    return False
 
 
 def _section(node: object, name: str) -> dict:
@@ -100,11 +125,11 @@ def _only(section: dict, known: tuple[str, ...], name: str) -> None:
         )
 
 
-def _does_nothing(name: str, got: str, expected: str) -> ConfigError:
+def _does_nothing(name: str, got: str, expected: str, fix: str = "complete the section, or remove it") -> ConfigError:
     return ConfigError(
         f"{name} would silently do nothing",
         got=got,
         expected=expected,
         because="who writes an FP8 section expects FP8",
-        fix="complete the section, or remove it",
+        fix=fix,
     )

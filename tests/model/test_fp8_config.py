@@ -68,6 +68,7 @@ def test_a_recipe_left_null_is_torchao_s_own_default(config):
         {"automodel_backend": {"te_fp8": None}},
         {"automodel_backend": None, "fp8": None},
         {"fp8": {"enabled": False, "recipe_name": "rowwise", "filter_fqns": ["lm_head"]}},
+        {"model": {"automodel_backend": {"te_fp8": None}, "fp8": {"enabled": False}}, "trainer": {"fp8": "none"}},
     ],
 )
 def test_no_fp8_asked_for_is_none(config, content):
@@ -99,6 +100,17 @@ REFUSED = {
         "a section of FP8 without the name above it",
         "keys ['te_fp8']",
     ),
+    "a section below the one that NeMo's YAML calls model": (
+        {"model": {"automodel_backend": {"te_fp8": {"recipe": "block"}}}},
+        "the FP8 section below model would silently do nothing",
+        "the configuration above model",
+    ),
+    "torchao's section below another": (
+        {"model": {"fp8": {"enabled": True}}, "fp8": {"enabled": False}},
+        "the FP8 section below model would silently do nothing",
+        "the configuration above model",
+    ),
+    "a switch as a text": ({"fp8": {"enabled": True, "emulate": "false"}}, "fp8.emulate is neither true nor false", "'false'"),
     "filters as one text": (
         {"fp8": {"enabled": True, "filter_fqns": "lm_head"}},
         "fp8.filter_fqns is not a list of names",
