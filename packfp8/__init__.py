@@ -17,7 +17,10 @@ _ROOMS = {
     "packfp8.lengths": ("AudioFrames", "Measure", "Template", "ByteTokenizer", "Histogram", "probe"),
     "packfp8.packing": ("pack", "Packs", "StreamPacker", "RowPacker", "deal"),
     "packfp8.layout": ("Slots", "Plan"),
-    "packfp8.data": ("Example", "Turn", "Clip", "Collator", "PackedBatch", "PackingSampler", "PackedDataset", "corpus"),
+    "packfp8.data": (
+        "Example", "Turn", "Clip", "Collator", "PackedBatch", "PackingSampler", "PackedDataset", "corpus",
+        "ShardedPackingSampler", "PeerLoader", "Progress", "check_loader", "check_start", "in_lockstep",
+    ),
     "packfp8.model": ("PackedModel", "Fp8"),
 }  # fmt: skip
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
