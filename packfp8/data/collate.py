@@ -20,7 +20,7 @@ from packfp8.errors import BudgetError, ConfigError, ExampleError, PackError
 from packfp8.layout import Plan, make_plan
 from packfp8.lengths import Encoded, Measure
 from packfp8.lengths.measure import MOST_TOKENS
-from packfp8.rule import Alignment
+from packfp8.rule import Alignment, checked_rule
 
 POLICIES = ("error", "set_aside")
 _TOLD_EARLY_TOKENS = 1 << 24  # an example over the budget and over this is refused before 128 MB are taken for its ids
@@ -47,6 +47,7 @@ class Collator:
     Raises:
         ConfigError: an unknown policy, no room for a sequence, or `static` without its bounds.
         BudgetError: a budget below the least pack.
+        RuleError: a rule that is none.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Collator:
         max_sequences: int | None = None,
         share_encoder: bool = False,
     ) -> None:
+        checked_rule(rule)
         for name, policy in (("over_budget", over_budget), ("on_fault", on_fault)):
             if policy not in POLICIES:
                 raise _unknown_policy(name, policy)

@@ -8,7 +8,7 @@ from packfp8.data.collate import POLICIES
 from packfp8.errors import ConfigError
 from packfp8.lengths import Measure, Measured
 from packfp8.packing import Dealer, PackCost, RowPacker, StreamPacker
-from packfp8.rule import Alignment
+from packfp8.rule import Alignment, checked_rule
 
 ENDS = ("fill", "drop")
 
@@ -39,6 +39,7 @@ class Terms:
     end: str
 
     def __post_init__(self) -> None:
+        checked_rule(self.rule)
         for name, choices in (("over_budget", POLICIES), ("on_fault", POLICIES), ("end", ENDS)):
             if getattr(self, name) not in choices:
                 raise ConfigError(

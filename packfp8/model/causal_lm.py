@@ -28,6 +28,7 @@ class CausalLM(nn.Module):
         ConfigError: the model changes its logits after the head; the loss, which makes them itself, would not.
     """
 
+    consumer = "hf"
     layouts = ("thd", "bshd")
 
     def __init__(self, model: nn.Module) -> None:

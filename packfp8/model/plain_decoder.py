@@ -136,6 +136,7 @@ class PlainDecoder(nn.Module):
             differentiable gather over the CP group where cp > 1.
     """
 
+    consumer = "plain"
     layouts = ("thd", "bshd")
 
     def __init__(self, sizes: DecoderSizes) -> None:

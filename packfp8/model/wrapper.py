@@ -23,20 +23,23 @@ from torch import Tensor, nn
 
 from packfp8.data import PackedBatch
 from packfp8.data.consumers import LOSS
-from packfp8.errors import ConfigError, StateError
 from packfp8.lengths import AudioFrames
+from packfp8.model.checks import check_batch, check_count, check_is_batch, check_parts, check_recipe, check_terms
 from packfp8.model.encoder_share import FrameExchange, alone
 from packfp8.model.handover import handed, restored
 from packfp8.model.indexing import warn_if_wrapping, widest_row
 from packfp8.model.isolation import prove_isolation
 from packfp8.model.loss import CHUNK_TOKENS, loss_sum, scaled, supervised_rows
 from packfp8.model.splice import check_encoder_lens, splice
-from packfp8.rule import Alignment
+from packfp8.rule import Alignment, align
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from packfp8.model.fp8 import Fp8
+
+
+_SILENT_SAMPLES = 16_000  # one second at 16 kHz, of which every encoder of speech makes a frame
 
 
 class PackedOutput(NamedTuple):
@@ -61,9 +64,11 @@ class PackedModel(nn.Module):
     Args:
         encoder, projector: both, or None for text alone.
         llm: the language model.
-        rule: the one that the batches are made by, with this rank's topology.
+        rule: the one that the batches are made by, with this rank's topology. Left out, the first batch brings it; give it
+            where tp splits features, so that these are checked as each rank holds them.
         consumer: how the language model spells the metadata of a batch: a key of `packfp8.data.consumers.CONSUMERS`.
-        frames: of the measure; says how long the clip is that a rank without audio hears. Needed with an encoder.
+        frames: of the measure; says how long the silence is that a rank without audio hears: the shortest that gives a frame.
+            One second where it is left out.
         fp8: how the language model runs in FP8; None is none.
         loss_chunk_tokens: tokens whose logits are held at a time.
         cp_group: the CP ranks, where they share the encoder (`Collator(share_encoder=True)`); it is then called for each batch.
@@ -78,7 +83,7 @@ class PackedModel(nn.Module):
         encoder: nn.Module | None,
         projector: nn.Module | None,
         llm: nn.Module,
-        rule: Alignment,
+        rule: Alignment | None = None,
         consumer: str = "te",
         frames: AudioFrames | None = None,
         fp8: Fp8 | None = None,
@@ -86,10 +91,12 @@ class PackedModel(nn.Module):
         cp_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        _check_parts(encoder, projector, llm, frames)
+        check_parts(encoder, projector, llm)
+        check_terms(rule, consumer, llm, fp8)
         self.encoder, self.projector = encoder, projector
-        self.llm = fp8.prepare(llm, rule) if fp8 else llm
-        self.rule, self.consumer, self.frames, self.fp8 = rule, consumer, frames, fp8
+        self.llm = fp8.prepare(llm, rule or align(fp8.recipe)) if fp8 else llm
+        self.rule, self.consumer, self.fp8 = rule, consumer, fp8
+        self.silent_samples = frames.shortest_samples if frames else _SILENT_SAMPLES
         self.loss_chunk_tokens = loss_chunk_tokens
         self.exchange = FrameExchange(cp_group) if cp_group is not None else alone
         self.row_values = widest_row(self.llm)
@@ -108,7 +115,8 @@ class PackedModel(nn.Module):
 
         Raises:
             StateError: the batch was made by another rule, or for another rank.
-            ConfigError: the language model would mix up the sequences of this batch; a count below the batch's own.
+            ConfigError: the language model would mix up the sequences of this batch; something else than a batch; a count that
+                is none, or below the batch's own.
             LengthError: the encoder gave fewer frames than were placed.
         """
         self._check(batch, global_supervised)
@@ -153,16 +161,16 @@ class PackedModel(nn.Module):
     def _spliced(self, batch: PackedBatch) -> Tensor:
         """The embeddings of this rank's tokens, audio in place.
 
-        The encoder runs also where no clip is: FSDP gathers its weights on all ranks or on none. It then hears the shortest
-        clip of silence, of which nothing is placed, so that every gradient is zero.
+        The encoder runs also where no clip is: FSDP gathers its weights on all ranks or on none. It then hears a short
+        silence, of which nothing is placed, so that every gradient is zero.
         """
         embeddings = self.llm.embed(batch.input_ids)
         if self.encoder is None:
             return embeddings
         audio, lens = batch.audio, batch.audio_lens
         if not audio.shape[0]:
-            audio = audio.new_zeros((1, self.frames.shortest_samples))
-            lens = torch.full((1,), self.frames.shortest_samples, dtype=lens.dtype, device=lens.device)
+            audio = audio.new_zeros((1, self.silent_samples))
+            lens = torch.full((1,), self.silent_samples, dtype=lens.dtype, device=lens.device)
         out = self.encoder(audio, lens)
         out, out_lens = out if isinstance(out, tuple) else (out, None)
         frames = self.projector(out)
@@ -171,66 +179,10 @@ class PackedModel(nn.Module):
         return splice(embeddings, frames, batch, self.exchange)
 
     def _check(self, batch: PackedBatch, global_supervised: int | Tensor) -> None:
-        if batch.fingerprint != self.rule.fingerprint:
-            raise StateError(
-                f"the batch of {', '.join(batch.ids[:4]) or 'no sequence'} was made by another rule than the model's",
-                got=batch.fingerprint,
-                expected=self.rule.fingerprint,
-                because="its slots and total were rounded for another recipe, layout or split",
-                fix="give collator and PackedModel the same align(...)",
-            )
-        made_for, here = batch.rule.topology.cp_rank, self.rule.topology.cp_rank
-        if made_for != here:
-            raise StateError(
-                "the batch is the slab of another rank",
-                got=f"cp_rank {made_for}",
-                expected=f"cp_rank {here}",
-                because="two ranks would train on one slab, and another would train nobody",
-                fix="build both rules from this rank's mesh: Topology.from_mesh(mesh)",
-            )
-        if self.encoder is None and batch.audio.shape[0]:
-            raise ConfigError(
-                f"the batch of {', '.join(batch.ids[:4])} has audio, and the model has no encoder",
-                got=f"{batch.audio.shape[0]} clips",
-                expected="a batch of text",
-                because="the places of the audio would keep the embedding of a stand-in token",
-                fix="give PackedModel an encoder and a projector",
-            )
-        if not isinstance(global_supervised, Tensor) and global_supervised < batch.num_supervised:
-            raise ConfigError(
-                "global_supervised is less than this batch has by itself",
-                got=global_supervised,
-                expected=f"at least {batch.num_supervised}",
-                because="it counts the supervised tokens of all micro-batches and ranks of the step",
-                fix="pass count_supervised(batches, group)",
-            )
-
-
-def _check_parts(encoder, projector, llm, frames) -> None:
-    head = getattr(llm, "head", None)
-    if (encoder is None) != (projector is None) or (encoder is None) != (frames is None):
-        given = {"encoder": encoder, "projector": projector, "frames": frames}
-        raise ConfigError(
-            "the audio side of the model is incomplete",
-            got=", ".join(f"{name} {'missing' if part is None else 'given'}" for name, part in given.items()),
-            expected="encoder, projector and frames, or none of them",
-            because="audio is encoded, projected to the language model's features, and counted",
-            fix="pass all three; frames is the AudioFrames of the measure",
-        )
-    missing = [name for name in ("embed", "layouts", "head") if not hasattr(llm, name)]
-    if missing or getattr(head, "weight", None) is None:
-        raise ConfigError(
-            "the language model does not have what the wrapper drives it by",
-            got=f"{type(llm).__name__} without {', '.join(missing or ['head.weight'])}",
-            expected="embed(ids), layouts, and head with a weight [vocab, hidden]",
-            because="audio is placed among embeddings, and the loss makes its logits in chunks",
-            fix="wrap it in a small module with these attributes; see help(packfp8.model.wrapper)",
-        )
-    if getattr(head, "bias", None) is not None:
-        raise ConfigError(
-            "the head of the language model has a bias",
-            got=f"bias of shape {tuple(head.bias.shape)}",
-            expected="a head without bias",
-            because="the chunked loss makes logits of hidden states and a weight alone",
-            fix="build the head with bias=False",
-        )
+        """Nothing, where the batch is one of this model's; the first batch brings the rule where none was given."""
+        check_is_batch(batch)
+        if self.rule is None:
+            check_recipe(batch, self.fp8)
+            self.rule = batch.rule
+        check_batch(batch, self.rule, hears=self.encoder is not None)
+        check_count(batch, global_supervised)

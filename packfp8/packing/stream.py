@@ -2,7 +2,8 @@
 
 A pack takes examples as they arrive while it is far from full. Near its end, a subset sum over the lookahead, oldest
 first, finds those that close it exactly: one, two, three or a few. The lookahead is refilled after each example taken,
-so that packs of any budget close as well. One to five microseconds an example in plain Python.
+so that packs of any budget close as well. Plain Python: one to five microseconds an example where lengths are those of speech,
+more where hardly any sum fits (tests/bench/bench_stream.py prints both).
 
 A second weight with a budget of its own belongs beside `_room` and `_slots`, and in the sets that `_closing` accepts.
 """

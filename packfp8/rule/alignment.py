@@ -92,17 +92,26 @@ class Alignment:
 
         Args:
             total: tokens of the pack (BSHD: B * S).
-            slots: the size of every slot in tokens (BSHD: of every row).
+            slots: the size of every slot in tokens (BSHD: of every row), filler included; left out, not looked at.
             batch: number of rows (BSHD).
 
         Raises:
-            RuleError: a count that is not a multiple; it names the need that is broken.
+            RuleError: a count that is not a multiple, and it names the need that is broken; slots that do not make the total.
         """
         _whole(total, "the tokens of a pack")
         unit, need = ("row", self.row(batch)) if batch is not None else ("slot", self.sequence)
-        for position, size in enumerate(slots):
+        sizes = list(slots)
+        for position, size in enumerate(sizes):
             if size % need:
                 self._refuse(f"{unit} {position} of the pack", f"{size} tokens", need, self._needs("slot", "row"))
+        if sizes and sum(sizes) != total:
+            raise RuleError(
+                f"the {unit}s of the pack do not make its total",
+                got=f"{sum(sizes)} tokens in {len(sizes)} {unit}s",
+                expected=f"{total} tokens",
+                because="a token outside every segment is attended by nobody's offsets, or by its neighbour's",
+                fix="give what is left a slot of its own: filler",
+            )
         for need in self.needs:
             share = self._share(need.unit)
             if share and (total % share or total // share % need.multiple):
@@ -243,6 +252,23 @@ def align(
         fast=fast,
         needs=tuple(needs),
     )
+
+
+def checked_rule(rule: object) -> Alignment:
+    """`rule`, where it is one.
+
+    Raises:
+        RuleError: it is something else, such as a recipe's name.
+    """
+    if not isinstance(rule, Alignment):
+        raise RuleError(
+            "what was given as the rule is none",
+            got=repr(rule),
+            expected="an Alignment, as align(...) gives it",
+            because="sampler, collator, report and model hold one rule; a recipe's name alone says nothing of the ranks",
+            fix=f"rule=align({rule!r}, Topology(...))" if isinstance(rule, str) else "rule=align('block', Topology(...))",
+        )
+    return rule
 
 
 def _told(need: Need, kind: str) -> list[str]:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from lhotse import CutSet
 from torch.utils.data import DataLoader
 
-from packfp8.data import Clip, Collator, Example, Turn, corpus
+from packfp8.data import Clip, Collator, Example, PackingSampler, Turn, corpus
 from packfp8.data.content import cu_seqlens
-from packfp8.errors import AudioError, BudgetError, ConfigError, ExampleError
+from packfp8.errors import AudioError, BudgetError, ConfigError, ExampleError, RuleError
 from packfp8.layout import Slots
 from packfp8.lengths import AudioFrames, Measure
 from packfp8.rule import align
@@ -375,3 +375,11 @@ def test_a_clip_object_of_the_users_is_left_as_it_was(batches_of):
     batches_of([Example(id="x", turns=(Turn("user", (clip,)), Turn("assistant", ("a",))))])
     wave[0] = 2.0
     assert wave.flags.writeable
+
+
+def test_a_recipes_name_is_no_rule_for_a_collator_or_a_sampler():
+    measure = Measure(frames=None)
+    with pytest.raises(RuleError, match="what was given as the rule is none"):
+        Collator(measure=measure, rule="block")
+    with pytest.raises(RuleError, match="what was given as the rule is none"):
+        PackingSampler([], measure=measure, rule="block", budget=64)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from packfp8.data import Collator
-from packfp8.errors import ConfigError, LengthError, StateError
-from packfp8.model import PackedModel
+from packfp8.errors import ConfigError, LengthError, PackError, StateError
+from packfp8.model import Fp8, PackedModel
 from packfp8.model.handover import handed
 from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder
 from packfp8.rule import Topology, align
@@ -90,13 +90,69 @@ def test_half_an_audio_side_is_refused(build):
         build(BF16, projector=None)
     assert lines(caught) == [
         "the audio side of the model is incomplete",
-        "  got:      encoder given, projector missing, frames given",
-        "  expected: encoder, projector and frames, or none of them",
-        "  because:  audio is encoded, projected to the language model's features, and counted",
-        "  fix:      pass all three; frames is the AudioFrames of the measure",
+        "  got:      encoder given, projector missing",
+        "  expected: encoder and projector, or none of them",
+        "  because:  audio is encoded, and projected to the language model's features",
+        "  fix:      pass both; nn.Identity() where the encoder's features are the language model's",
     ]
-    with pytest.raises(ConfigError, match="encoder given, projector given, frames missing"):
-        build(BF16, frames=None)
+    with pytest.raises(ConfigError, match="encoder missing, projector given"):
+        build(BF16, encoder=None)
+
+
+def test_the_first_batch_brings_the_rule_where_none_was_given(build, collate):
+    model = build(None)
+    batch = collate(align("block"))
+    told = model(batch, global_supervised=batch.num_supervised)
+    assert model.rule is batch.rule
+    known = build(align("block"))
+    known.load_state_dict(model.state_dict())
+    assert torch.equal(told.loss, known(batch, global_supervised=batch.num_supervised).loss)
+    with pytest.raises(StateError, match="was made by another rule"):
+        model(collate(align("bf16")), global_supervised=99)
+
+
+def test_a_first_batch_for_another_recipe_than_the_models_is_refused(build, collate):
+    model = build(None)
+    model.fp8 = Fp8.torchao("tensorwise", emulate=True)
+    with pytest.raises(StateError) as caught:
+        model(collate(align("block")), global_supervised=99)
+    assert lines(caught)[1:3] == ["  got:      recipe block", "  expected: recipe tensorwise"]
+
+
+def test_without_frames_a_rank_without_audio_hears_a_second_of_silence(build, collate, mixed):
+    model, heard = build(BF16, frames=None), []
+    model.encoder.register_forward_pre_hook(lambda module, given: heard.append(tuple(given[0].shape)))
+    text = collate(examples=[example for example in mixed if not example.clips])
+    model(text, global_supervised=text.num_supervised).loss.backward()
+    assert heard == [(1, 16_000)]
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "expected"),
+    [
+        ({"rule": "block"}, "what was given as the rule is none", "an Alignment, as align(...) gives it"),
+        ({"fp8": "block"}, "what was given as fp8 is none", "Fp8.te(...), Fp8.torchao(...), or None"),
+        ({"consumer": "te"}, "the language model does not read what this consumer is told", "'plain'"),
+        ({"consumer": "nope"}, "the language model does not read what this consumer is told", "'plain'"),
+    ],
+)
+def test_a_rule_fp8_or_consumer_that_is_none_is_refused(build, given, what, expected):
+    with pytest.raises(PackError) as caught:
+        build(given.get("rule", BF16), **{key: value for key, value in given.items() if key != "rule"})
+    found = lines(caught)
+    assert (found[0], found[2]) == (what, f"  expected: {expected}")
+    assert [line.split(":")[0].strip() for line in found[1:]] == ["got", "expected", "because", "fix"]
+
+
+def test_what_is_not_a_batch_is_refused(build):
+    with pytest.raises(ConfigError, match="what the model was given is not a batch"):
+        build(BF16)({"input_ids": torch.zeros(4)}, global_supervised=1)
+
+
+@pytest.mark.parametrize("count", [None, float("nan"), 99.0, "99"])
+def test_a_count_that_is_none_is_refused(build, collate, count):
+    with pytest.raises(ConfigError, match="global_supervised is less than"):
+        build(BF16)(collate(), global_supervised=count)
 
 
 def test_a_language_model_that_cannot_be_driven_is_refused(build):
@@ -255,7 +311,7 @@ def test_the_encoder_runs_with_zero_weight_where_there_is_no_audio(build, collat
     model.encoder.register_forward_hook(lambda module, inputs, out: heard.append(inputs[0]))
     out = model(batch, global_supervised=max(1, batch.num_supervised))
     out.loss.backward()
-    assert [tuple(audio.shape) for audio in heard] == [(1, model.frames.shortest_samples)]
+    assert [tuple(audio.shape) for audio in heard] == [(1, model.silent_samples)]
     audio_side = [p for part in (model.encoder, model.projector) for p in part.parameters()]
     assert all(p.grad is not None and not p.grad.any() for p in audio_side)
     assert out.loss.isfinite()

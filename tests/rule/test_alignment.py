@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packfp8.errors import BudgetError, RuleError
-from packfp8.rule import RECIPES, Topology, align
+from packfp8.rule import RECIPES, Topology, align, checked_rule
 
 topologies = st.builds(Topology, dp=st.integers(1, 3), cp=st.integers(1, 6), tp=st.integers(1, 6), sp=st.booleans())
 rules = st.builds(align, st.sampled_from(list(RECIPES)), topologies, layout=st.sampled_from(["thd", "bshd"]))
@@ -174,3 +174,26 @@ def test_a_topology_without_a_place_in_it_is_refused(sizes):
     lines = error_lines(caught.value)
     assert "is not a group of ranks" in lines["what"]
     assert all(lines[name] for name in ("got", "expected", "because", "fix"))
+
+
+def test_slots_that_do_not_make_the_total_are_refused():
+    with pytest.raises(RuleError) as caught:
+        align("block").check(32, slots=[16, 15])
+    lines = error_lines(caught.value)
+    assert lines["what"] == "the slots of the pack do not make its total"
+    assert lines["got"] == "31 tokens in 2 slots"
+    assert lines["expected"] == "32 tokens"
+    assert lines["because"]
+    assert "filler" in lines["fix"]
+    align("block").check(32, slots=[16, 15, 1])
+
+
+@pytest.mark.parametrize("given", ["block", None, 16])
+def test_what_is_no_rule_is_refused(given):
+    with pytest.raises(RuleError) as caught:
+        checked_rule(given)
+    lines = error_lines(caught.value)
+    assert lines["what"] == "what was given as the rule is none"
+    assert lines["got"] == repr(given)
+    assert "align('block'" in lines["fix"]
+    assert checked_rule(align("block")) == align("block")
