@@ -117,7 +117,7 @@ def test_align_gives_a_lawful_rule_or_a_clear_error(given_settings, tokens, batc
     assert all(type(value) is bool for value in (sizes.sp, rule.trains_weights, rule.fast))
     assert rule.slot(tokens) - tokens in range(rule.sequence)
     assert rule.pack(tokens) - tokens in range(rule.total)
-    rule.check(rule.pack(tokens), slots=[rule.slot(tokens)])
+    rule.check(rule.pack(tokens), slots=[rule.slot(tokens), rule.pack(tokens) - rule.slot(tokens)])
     if rule.layout == "bshd":
         rule.check(batch * rule.row(batch), slots=[rule.row(batch)] * batch, batch=batch)
     with pytest.raises(PackError):
