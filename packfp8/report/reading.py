@@ -22,7 +22,8 @@ from packfp8.report.tally import NAMED, NOTHING, Rejected, Tally
 from packfp8.report.workers import num_cores, on_all_cores
 
 _RANGE = 16 << 20  # bytes of a file that one task counts
-_BLOCK = 2 << 20  # bytes of a gzipped file that are unpacked at a time
+_BLOCK = 2 << 20  # bytes of text, about, that make a task of a gzipped file
+_FED = 1 << 16  # packed bytes given to zlib at a time: its output grows by copies, which from 512 KB cost as much again
 _SMALL = 8 << 20  # below so many bytes, starting processes costs more than it saves (0.3 s)
 _PILE = 64  # partial tallies that are kept before they are added up
 
@@ -150,23 +151,41 @@ def _unzipped(path: Path) -> Iterator[tuple[bytes, int]]:
 
     Raises zlib.error or EOFError after the last whole line of a file that is broken or cut off.
     """
-    unzip, rest = zlib.decompressobj(wbits=31), b""  # 31: a gzip header and its checksum
+    unzip, text, size, length, fault = zlib.decompressobj(wbits=31), [], 0, 0, None  # 31: a gzip header and its checksum
     with path.open("rb") as file:
-        while packed := file.read(_BLOCK // 4):
-            size, block = len(packed), [rest]
-            while packed:
+        while fault is None and (packed := file.read(_FED)):
+            size += len(packed)
+            while packed and fault is None:
                 if unzip.eof:  # a file may be several gzip members one after another
                     unzip = zlib.decompressobj(wbits=31)
-                block.append(unzip.decompress(packed))
+                try:
+                    text.append(unzip.decompress(packed))
+                except zlib.error as error:
+                    fault = error
+                    break
+                length += len(text[-1])
                 packed = unzip.unused_data
-            text = b"".join(block)
-            end = text.rfind(b"\n") + 1
-            rest = text[end:]
-            yield text[:end], size
-    if not unzip.eof:
-        raise EOFError("it ends too early")
-    if rest:
-        yield rest, 0
+            if length >= _BLOCK:
+                block, text = _cut(text)
+                yield block, size
+                size, length = 0, len(text[0])
+    block, text = _cut(text)
+    yield block, size
+    if fault or not unzip.eof:
+        raise fault or EOFError("it ends too early")
+    yield text[0], 0
+
+
+def _cut(text: list[bytes]) -> tuple[bytes, list[bytes]]:
+    """The whole lines of a text in pieces, copied once, and what is left of it."""
+    rest: list[bytes] = []
+    while text:
+        last = text.pop()
+        end = last.rfind(b"\n") + 1
+        rest.append(last[end:])
+        if end:
+            return b"".join((*text, memoryview(last)[:end])), [b"".join(reversed(rest))]
+    return b"", [b"".join(reversed(rest))]
 
 
 def _lines_of_range(path: Path, start: int, stop: int) -> bytes:
