@@ -1,4 +1,4 @@
-"""Fixtures of the lengths room: outside data, examples, and an error read line by line."""
+"""Fixtures of the lengths room: outside data and examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from packfp8.data.example import Clip, Example, Turn
-from packfp8.errors import PackError
 
 
 @pytest.fixture
@@ -42,18 +41,3 @@ def clip():
 def conversation():
     """conversation(("user", part, ...), ("assistant", part, ...), id="ex"): an example."""
     return lambda *turns, id="ex": Example(id=id, turns=tuple(Turn(role, tuple(parts)) for role, *parts in turns))
-
-
-@pytest.fixture(scope="session")
-def five_lines():
-    """five_lines(error, what, got, expected, because, fix): each line of the message holds the given piece."""
-
-    def check(error: PackError, **pieces: str) -> None:
-        lines = str(error).split("\n")
-        assert len(lines) == 5
-        assert pieces.keys() == {"what", "got", "expected", "because", "fix"}
-        for (name, piece), line in zip(pieces.items(), lines, strict=True):
-            assert name == "what" or line.strip().startswith(f"{name}:")
-            assert piece in line, f"{name}: {piece!r} not in {line!r}"
-
-    return check

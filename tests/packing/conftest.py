@@ -1,27 +1,10 @@
-"""Fixtures of the packing room: an error read line by line, real lengths, a packer driven to its end."""
+"""Fixtures of the packing room: real lengths, a packer driven to its end."""
 
 from __future__ import annotations
 
 import csv
 
 import pytest
-
-from packfp8.errors import PackError
-
-
-@pytest.fixture(scope="session")
-def five_lines():
-    """five_lines(error, what, got, expected, because, fix): each line of the message holds the given piece."""
-
-    def check(error: PackError, **pieces: str) -> None:
-        lines = str(error).split("\n")
-        assert len(lines) == 5
-        assert pieces.keys() == {"what", "got", "expected", "because", "fix"}
-        for (name, piece), line in zip(pieces.items(), lines, strict=True):
-            assert name == "what" or line.strip().startswith(f"{name}:")
-            assert piece in line, f"{name}: {piece!r} not in {line!r}"
-
-    return check
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -125,6 +126,7 @@ def test_children_count_what_this_process_counts(write, rows, monkeypatch):
     monkeypatch.setattr(reading, "_SMALL", 0)
     monkeypatch.setattr(reading, "_RANGE", 100)
     monkeypatch.setattr(reading, "_BLOCK", 256)
+    monkeypatch.setattr(reading, "_FED", 64)
     broken = write("nemo.json", rows * 20, "broken.jsonl")
     broken.write_bytes(broken.read_bytes() + b"{\n")
     paths = [broken, write("cuts.jsonl.gz", rows * 20), write("table.csv", rows)]
@@ -132,6 +134,23 @@ def test_children_count_what_this_process_counts(write, rows, monkeypatch):
     assert apart[0] == alone[0]
     assert apart[1] == alone[1]
     assert alone[1].named[0].startswith(f"{broken}:121:")
+
+
+@pytest.mark.parametrize("ends_with_newline", [True, False])
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize(("fed", "block"), [(1, 1), (7, 64), (64, 300), (1 << 16, 1), (1 << 16, 2 << 20)])
+def test_a_gzipped_file_is_the_same_text_in_bites_of_any_size(tmp_path, monkeypatch, fed, block, members, ends_with_newline):
+    lines = [f"line {n} {'ab' * (n * 37 % 90)} {n * 7919}".encode() for n in range(120)]
+    text = b"\n".join(lines) + (b"\n" if ends_with_newline else b"")
+    cuts = [len(text) * n // members for n in range(members + 1)]
+    path = tmp_path / "m.jsonl.gz"
+    path.write_bytes(b"".join(gzip.compress(text[a:b]) for a, b in pairwise(cuts)))
+    monkeypatch.setattr(reading, "_FED", fed)
+    monkeypatch.setattr(reading, "_BLOCK", block)
+    blocks = list(reading._unzipped(path))
+    assert b"".join(part for part, _ in blocks) == text
+    assert all(part.endswith(b"\n") for part, _ in blocks[:-1] if part)
+    assert sum(size for _, size in blocks) == path.stat().st_size
 
 
 def test_a_gzipped_file_that_is_cut_off_keeps_its_whole_lines_and_is_named(write, rows):
