@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from packfp8.errors import ConfigError
 from packfp8.model import te
 from packfp8.model.plain_decoder import DecoderSizes
+from packfp8.model.tensor_split import WHOLE, TensorSplit
 
 _NAMES = {
     "qkv.layer_norm_weight": "attn_norm.weight",
@@ -36,23 +37,32 @@ _TOKEN_DIM = {"thd": 0, "bshd": 1, "sbhd": 0}
 class TeLayer(nn.Module):
     """One layer: attention and a SwiGLU MLP, each after an RMSNorm and added to what came in. No biases."""
 
-    def __init__(self, sizes: DecoderSizes, **options) -> None:
+    def __init__(self, sizes: DecoderSizes, split: TensorSplit, **options) -> None:
         super().__init__()
-        library, self.sizes = te.library(), sizes
+        library, self.split, self.head_dim = te.library(), split, sizes.head_dim
+        self.heads = sizes.heads // split.tp, sizes.kv_heads // split.tp, sizes.kv_heads // split.tp
         rows = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
-        common = {"bias": False, "params_dtype": options["params_dtype"], "device": options["device"]}
+        common = {"bias": False, **options, **split.options()}
         norm = {"normalization": "RMSNorm", "eps": sizes.norm_epsilon}
-        self.qkv = library.LayerNormLinear(sizes.hidden, rows, **norm, **common)
+        column, row = ({"parallel_mode": mode} if split.tp > 1 else {} for mode in ("column", "row"))
+        self.qkv = library.LayerNormLinear(sizes.hidden, rows, **norm, **column, **common)
         self.attention = library.DotProductAttention(
-            sizes.heads, sizes.head_dim, num_gqa_groups=sizes.kv_heads, qkv_format="thd", attn_mask_type="padding_causal"
+            sizes.heads,
+            sizes.head_dim,
+            num_gqa_groups=sizes.kv_heads,
+            qkv_format="thd",
+            attn_mask_type="padding_causal",
+            **split.options(),
         )
-        self.proj = library.Linear(sizes.hidden, sizes.hidden, **common)
-        self.mlp = library.LayerNormMLP(sizes.hidden, sizes.ffn, activation="swiglu", **norm, **common)
+        self.proj = library.Linear(sizes.hidden, sizes.hidden, **row, **common)
+        self.mlp = library.LayerNormMLP(
+            sizes.hidden, sizes.ffn, activation="swiglu", set_parallel_mode=split.tp > 1, **norm, **common
+        )
 
     def forward(self, x: Tensor, rotate, attended: dict, is_first_microbatch: bool | None) -> Tensor:
-        sizes = self.sizes
-        heads = self.qkv(x, is_first_microbatch=is_first_microbatch).unflatten(-1, (-1, sizes.head_dim))
-        q, k, v = heads.split((sizes.heads, sizes.kv_heads, sizes.kv_heads), dim=-2)
+        self.split.sum_gradients([self.qkv.layer_norm_weight, self.mlp.layer_norm_weight])
+        heads = self.qkv(x, is_first_microbatch=is_first_microbatch).unflatten(-1, (-1, self.head_dim))
+        q, k, v = heads.split(self.heads, dim=-2)
         mixed = self.attention(rotate(q), rotate(k), v.contiguous(), **attended)
         x = x + self.proj(mixed, is_first_microbatch=is_first_microbatch)
         return x + self.mlp(x, is_first_microbatch=is_first_microbatch)
@@ -62,14 +72,18 @@ class TeDecoder(nn.Module):
     """The decoder. It runs in FP8 within `Fp8.forward_context()`, in the precision of its parameters without.
 
     Attributes:
-        layouts: those in which it keeps the sequences of a batch apart.
+        layouts: those in which it keeps the sequences of a batch apart; under SP without "bshd", of which Transformer Engine
+            would gather the batch instead of the tokens, silently.
         recompute: whether each layer's activations are computed again in backward, by Transformer Engine's own checkpointing.
 
     Args:
         dtype: of the parameters.
+        tp_group: process group of the TP peers, each of which holds its heads and its part of the FFN; None is no split.
+        sp: whether the tokens between the layers are divided among the TP peers. Embeddings come in and hidden states go out
+            for the whole slab all the same.
 
     Raises:
-        ConfigError: Transformer Engine cannot run here.
+        ConfigError: Transformer Engine cannot run here, or heads and FFN do not divide among the TP peers.
     """
 
     layouts = ("thd", "bshd", "sbhd")
@@ -81,25 +95,32 @@ class TeDecoder(nn.Module):
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
         recompute: bool = False,
+        tp_group: dist.ProcessGroup | None = None,
+        sp: bool = False,
     ) -> None:
         super().__init__()
         te.library()  # before anything is put on a GPU, which may not be there either
         self.sizes, self.recompute, self._cp = sizes, recompute, (1, 0)
+        self.split = TensorSplit(group=tp_group, sp=sp) if tp_group is not None else WHOLE
+        self.split.check(sizes)
+        if self.split.divides_tokens:
+            self.layouts = tuple(layout for layout in self.layouts if layout != "bshd")
         plain = {"dtype": dtype, "device": device}
         self.embedding = nn.Embedding(sizes.vocab, sizes.hidden, **plain)
-        self.layers = nn.ModuleList(TeLayer(sizes, params_dtype=dtype, device=device) for _ in range(sizes.layers))
+        self.layers = nn.ModuleList(TeLayer(sizes, self.split, params_dtype=dtype, device=device) for _ in range(sizes.layers))
         self.norm = nn.RMSNorm(sizes.hidden, eps=sizes.norm_epsilon, **plain)
         self.head = nn.Linear(sizes.hidden, sizes.vocab, bias=False, **plain)
         for weight in (self.embedding.weight, self.head.weight):
             nn.init.normal_(weight, std=0.02)
 
     def load_plain(self, state: Mapping[str, Tensor]) -> TeDecoder:
-        """Itself, with the parameters of a plain decoder's `state_dict()`.
+        """Itself, with the parameters of a plain decoder's `state_dict()`, or this rank's share of them.
 
         Raises:
             ConfigError: a parameter is missing, is not known, or has another shape.
         """
         own = {plain_name(name): parameter for name, parameter in self.named_parameters()}
+        state = {name: self.split.share(name, value, self.sizes) for name, value in state.items()}
         wrong = sorted(own.keys() ^ state.keys()) or sorted(n for n in own if own[n].shape != state[n].shape)
         if wrong:
             raise ConfigError(
@@ -136,16 +157,21 @@ class TeDecoder(nn.Module):
             is_first_microbatch: True on the first micro-batch of an accumulation window, False on the others: the FP8 copies
                 of the weights are then made once a window. None makes them anew every time.
             attended: `batch.kwargs("te")`.
+
+        Raises:
+            ConfigError: `bshd` under SP.
         """
         layout = attended["qkv_format"]
+        if layout not in self.layouts:
+            raise _gathers_the_batch(layout, self.split)
         rotate = self._rotation(embeddings, layout, attended)
-        x = embeddings
+        x = self.split.enter(embeddings)
         for layer in self.layers:
             if self.recompute:
                 x = te.checkpoint(layer, x, rotate, attended, is_first_microbatch)
             else:
                 x = layer(x, rotate, attended, is_first_microbatch)
-        return self.norm(x)
+        return self.norm(self.split.leave(x))
 
     def _rotation(self, x: Tensor, layout: str, attended: dict):
         """A function that turns `[..., heads, head_dim]` by each token's place in its slot."""
@@ -166,3 +192,14 @@ def plain_name(name: str) -> str:
         if name.endswith(own):
             return name.removesuffix(own) + plain
     return name
+
+
+def _gathers_the_batch(layout: str, split: TensorSplit) -> ConfigError:
+    return ConfigError(
+        f"a batch cannot reach this decoder as {layout}",
+        got=f"qkv_format {layout!r}, tp {split.tp} with SP",
+        expected="thd with equal slots, or sbhd",
+        because="Transformer Engine gathers along the first dimension, which is the batch: halves of a row are attended alone, "
+        "silently (measured: two H200, version 2.20.2)",
+        fix="batch.as_thd() or batch.as_sbhd(); PackedModel does so by itself",
+    )

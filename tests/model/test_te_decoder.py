@@ -72,3 +72,15 @@ def test_without_transformer_engine_it_cannot_be_built(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="Transformer Engine cannot run here"):
         TeDecoder(SIZES)
+
+
+def test_rows_under_sequence_parallelism_are_refused(decoder, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    divided = TeDecoder(SIZES, dtype=torch.float32, device="cpu", tp_group=object(), sp=True)
+    assert divided.layouts == ("thd", "sbhd")
+    assert decoder.layouts == TeDecoder(SIZES, device="cpu", tp_group=object()).layouts == ("thd", "bshd", "sbhd")
+    with pytest.raises(ConfigError) as caught:
+        divided(torch.zeros(2, 8, 32), qkv_format="bshd", attn_mask_type="causal")
+    assert caught.value.what == "a batch cannot reach this decoder as bshd"
+    assert caught.value.expected == "thd with equal slots, or sbhd"
+    assert len(str(caught.value).splitlines()) == 5
