@@ -3,7 +3,8 @@
     samples --STFT, hop 160, mel--> [clips, bins, samples // 160] --3 convolutions, kernel 3, stride 2--> [clips, frames, width]
 
 A clip's frames do not depend on the clips beside it: what lies past its end is zero before every convolution. Without that,
-a pack would teach something else than its sequences one by one.
+a pack would teach something else than its sequences one by one. Clips stand in a row each, or all in one row of constant
+length (`packfp8.lengths.rooms`), where the same zeros keep them apart.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ def mel_filters(bins: int, fft_samples: int, sample_rate: int, *, dtype: torch.d
 
 
 class PlainEncoder(nn.Module):
-    """An encoder of waveforms: 12.5 frames a second of `width` features."""
+    """An encoder of waveforms: 12.5 frames a second of `width` features.
+
+    Attributes:
+        packed: that it hears clips in one row too, where it is told their offsets.
+    """
+
+    packed = True
 
     def __init__(self, *, width: int = 128, mel_bins: int = 80) -> None:
         super().__init__()
@@ -62,17 +69,24 @@ class PlainEncoder(nn.Module):
         mel = mel_filters(self.mel_bins, fft, self.frames.sample_rate, **like)
         return ((mel @ power[..., :-1] + _FLOOR).log() - _CENTRE) / _SPREAD
 
-    def forward(self, audio: Tensor, audio_lens: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, audio: Tensor, audio_lens: Tensor, audio_offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Frames `[clips, encoder_frames, width]` of `audio` `[clips, samples]`, and how many of them each clip has.
 
+        Of a packed row `[1, samples]` they are `[1, samples // stride_samples, width]`: as many as the row has room for,
+        whatever is in it, and each clip's are those that it has alone. Nothing is asked of the device.
+
         Args:
-            audio_lens: int64 `[clips]`, samples of each clip; what follows in its row is not heard.
+            audio_lens: int64 `[clips]`, samples of each clip; what follows in its row or its room is not heard.
+            audio_offsets: int64 `[clips + 1]`, where the rooms begin in a packed row: multiples of `frames.stride_samples`;
+                clips that are not there have length 0 and repeat the last.
         """
-        x, lens = self.features(_within(audio, audio_lens)), audio_lens // self.frames.hop_samples
-        x = _within(x.to(self.norm.weight.dtype), lens)
+        packed = audio_offsets is not None
+        within = _WithinRooms(audio, audio_offsets, self.frames.stride_samples) if packed else _within_rows
+        x, lens = self.features(within(audio, audio_lens)), audio_lens // self.frames.hop_samples
+        x = within(x.to(self.norm.weight.dtype), lens)
         for conv, count in zip(self.convs, self.frames.convs, strict=True):
             lens = count(lens)
-            x = _within(F.gelu(conv(x)), lens)
+            x = within(F.gelu(conv(x)), lens)
         return self.norm(x.transpose(1, 2)), lens
 
 
@@ -83,7 +97,27 @@ class PlainProjector(nn.Sequential):
         super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden))
 
 
-def _within(x: Tensor, lens: Tensor) -> Tensor:
+def _within_rows(x: Tensor, lens: Tensor) -> Tensor:
     """`x` `[clips, ..., time]` with zeros from each clip's end on."""
-    inside = torch.arange(x.shape[-1], device=x.device) < lens[:, None]
+    return _kept(x, torch.arange(x.shape[-1], device=x.device) < lens[:, None])
+
+
+class _WithinRooms:
+    """(x `[1, ..., time]`, lens `[clips]`) -> `x` with zeros from each clip's end to the end of its room, at any rate."""
+
+    def __init__(self, audio: Tensor, audio_offsets: Tensor, stride_samples: int) -> None:
+        begins = audio_offsets // stride_samples
+        frames = torch.arange(audio.shape[1] // stride_samples, device=audio.device)
+        # After the last room comes silence that is nobody's: it counts to the last clip, and lies beyond its end.
+        self.clip = torch.searchsorted(begins[1:], frames, right=True).clamp(max=begins.shape[0] - 2)
+        self.place = frames - begins[self.clip]
+
+    def __call__(self, x: Tensor, lens: Tensor) -> Tensor:
+        steps = x.shape[-1] // self.place.shape[0]
+        time = (self.place * steps)[:, None] + torch.arange(steps, device=x.device)
+        return _kept(x, (time < lens[self.clip][:, None]).reshape(1, -1))
+
+
+def _kept(x: Tensor, inside: Tensor) -> Tensor:
+    """`x` `[clips, ..., time]` where `inside` `[clips, time]`, zeros elsewhere."""
     return torch.where(inside if x.dim() == 2 else inside[:, None], x, 0)

@@ -48,6 +48,65 @@ def test_a_clip_sounds_the_same_alone_and_beside_others(encoder):
         torch.testing.assert_close(together[row, :count], alone[0, :count], rtol=0, atol=1e-10)
 
 
+def packed_row(clips):
+    """`[1, samples]`, lengths and offsets of `clips` in rooms, and room for five more frames and three more clips."""
+    rooms = torch.tensor([1280 * (FRAMES.encoder_frames(len(clip)) + 1 if len(clip) else 1) for clip in clips])
+    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), rooms.cumsum(0)))
+    row = torch.zeros(1, int(offsets[-1]) + 5 * 1280, dtype=torch.float64)
+    for clip, begin in zip(clips, offsets.tolist()):
+        row[0, begin : begin + len(clip)] = clip
+    lens = torch.tensor([len(clip) for clip in clips] + [0] * 3)
+    return row, lens, torch.cat((offsets, offsets[-1:].expand(3)))
+
+
+def test_a_clip_sounds_the_same_in_a_packed_row_at_any_remainder_of_its_length(encoder):
+    """All remainders by the hop at both ends of a frame, in random order, and clips of no sample."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.cat(
+        (torch.arange(1, 162), 1280 + torch.arange(0, 161), torch.randint(0, 9_000, (60,), generator=generator))
+    )
+    lengths = lengths[torch.randperm(len(lengths), generator=generator)].tolist()
+    clips = [torch.randn(n, dtype=torch.float64, generator=generator) for n in [*lengths, 0, 0, 1280]]
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        encoder.to(dtype)
+        row, lens, offsets = packed_row(clips)
+        with torch.no_grad():
+            together, counts = encoder(row.to(dtype), lens, offsets)
+            assert together.shape == (1, row.shape[1] // 1280, 4)
+            assert together.dtype == dtype
+            wave = torch.zeros(len(clips), max(map(len, clips)), dtype=dtype)
+            for n, clip in enumerate(clips):
+                wave[n, : len(clip)] = clip
+            alone, expected = encoder(wave, lens[: len(clips)])
+        assert counts.tolist() == [*expected.tolist(), 0, 0, 0]
+        for n, (count, begin) in enumerate(zip(expected.tolist(), (offsets // 1280).tolist())):
+            torch.testing.assert_close(together[0, begin : begin + count], alone[n, :count], rtol=0, atol=tolerance)
+        assert sum(expected.tolist()) > 400
+
+
+def test_what_stands_in_a_room_behind_its_clip_is_not_heard(encoder):
+    clips = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in (2_000, 5_000)]
+    row, lens, offsets = (t.float() if t.dtype == torch.float64 else t for t in packed_row(clips))
+    before, _ = encoder(row, lens, offsets)
+    place, behind = torch.arange(row.shape[1]), torch.ones(row.shape[1], dtype=torch.bool)
+    for begin, length in zip(offsets.tolist(), (2_000, 5_000)):
+        behind &= (place < begin) | (place >= begin + length)
+    assert torch.equal(encoder(torch.where(behind, float("nan"), row), lens, offsets)[0], before)
+    assert before.isfinite().all()
+
+
+def test_gradients_of_a_packed_row_are_those_of_rows(encoder):
+    encoder.double()
+    clips = [torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in (700, 2_600, 1_279)]
+    row, lens, offsets = packed_row(clips)
+    frames, counts = encoder(row, lens, offsets)
+    packed = torch.cat([frames[0, b : b + n] for b, n in zip((offsets // 1280).tolist(), counts.tolist())])
+    found = torch.autograd.grad(packed.sin().sum(), list(encoder.parameters()))
+    alone = torch.cat([encoder(clip[None], torch.tensor([len(clip)]))[0][0] for clip in clips])
+    for ours, theirs in zip(found, torch.autograd.grad(alone.sin().sum(), list(encoder.parameters()))):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
 def test_features_are_exact_in_a_model_moved_to_bf16(encoder):
     audio = torch.randn(1, 8_000, generator=torch.Generator().manual_seed(0))
     before = encoder.features(audio)
