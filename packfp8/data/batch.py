@@ -26,8 +26,8 @@ SEQUENCE_SHAPED = ("input_ids", "labels", "position_ids", "seq_idx", "padding_ma
 """One value for each token of the slab."""
 REPLICATED = ("cu_seqlens",)
 """The same on every CP rank; never cut along the sequence."""
-AUDIO = ("audio", "audio_lens", "audio_source", "audio_destination")
-"""This rank's clips and where their frames go."""
+AUDIO = ("audio", "audio_lens", "audio_offsets", "audio_source", "audio_destination")
+"""This rank's clips and where their frames go; `audio_offsets` is None where each clip has a row of its own."""
 IGNORED = -100
 """Label of a token from which nothing is learned: `ignore_index` of torch's cross_entropy."""
 
@@ -54,11 +54,16 @@ class PackedBatch:
         cu_seqlens: int32 `[slots + 1]`, padded offsets of the whole pack; static: `[max_sequences + 2]`, the last repeated.
         max_seqlen: tokens of the longest slot, a Python int: a tensor would key kernel caches anew at every step.
         audio: float32 `[clips, samples]`, waveforms of the clips that this rank encodes, zeros on the right: those of which it
-            holds a frame, or its share of the pack's.
-        audio_lens: int64 `[clips]`, samples of each.
-        audio_source: int64 `[frames]`, rows of the encoder's output flattened to `[clips * audio_frames]`.
-        audio_destination: int64 `[frames]`, where they stand among this rank's tokens, flat.
-        audio_frames: encoder frames of the longest of those clips.
+            holds a frame, or its share of the pack's. Static: `[1, samples]`, the clips one after another, each in a room of
+            its own (`packfp8.lengths.rooms`); `samples` are those of `audio_frames` encoder frames.
+        audio_lens: int64 `[clips]`, samples of each. Static: `[audio_frames // 2]`, 0 for clips that are not there.
+        audio_offsets: int64 `[clips + 1]`, static: the sample at which each room begins, and the end of the last, repeated for
+            clips that are not there. None where each clip has a row.
+        audio_source: int64 `[frames]`, rows of the encoder's output flattened to `[clips * audio_frames]`. Static:
+            `[audio_frames]`, rows of its one row, then `audio_frames`, a row that is not there.
+        audio_destination: int64 `[frames]`, where they stand among this rank's tokens, flat. Static: `[audio_frames]`, then
+            `tokens`, a place that is not there.
+        audio_frames: encoder frames of the longest of those clips. Static: the frame budget.
         frames_sent, frames_received: frames to and from each CP rank, itself included; to another only where encoders are
             shared. Then `audio_source` goes rank by rank over those sent, `audio_destination` over those received.
         num_supervised: labels of this CP rank that are not -100.
@@ -82,6 +87,7 @@ class PackedBatch:
     max_seqlen: int
     audio: Tensor
     audio_lens: Tensor
+    audio_offsets: Tensor | None
     audio_source: Tensor
     audio_destination: Tensor
     audio_frames: int

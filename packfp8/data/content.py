@@ -1,4 +1,4 @@
-"""What stands in a pack: ids and labels, offsets, waveforms, and the checksum of all that its peers must agree on."""
+"""What stands in a pack: ids and labels, offsets, and the checksum of all that its peers must agree on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import numpy as np
 import torch
 
-from packfp8.data.audio import Loaded
 from packfp8.data.batch import IGNORED
 from packfp8.errors import BudgetError
 from packfp8.layout import Plan, Slots
@@ -41,15 +40,6 @@ def cu_seqlens(slots: Slots, max_sequences: int | None) -> torch.Tensor:
     if max_sequences is not None:
         offsets = np.append(offsets, np.full(max_sequences + 2 - len(offsets), offsets[-1]))
     return torch.from_numpy(offsets.astype(np.int32))
-
-
-def waveforms(audio: list[Loaded]) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 `[clips, samples]` with zeros on the right, and int64 `[clips]` lengths."""
-    lens = np.array([loaded.samples.size for loaded in audio], np.int64)
-    waves = np.zeros((len(audio), int(lens.max()) if audio else 0), np.float32)
-    for row, loaded in zip(waves, audio):
-        row[: loaded.samples.size] = loaded.samples
-    return torch.from_numpy(waves), torch.from_numpy(lens)
 
 
 def checksum(plan: Plan, ids: np.ndarray, labels: np.ndarray) -> str:

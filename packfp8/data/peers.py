@@ -13,7 +13,10 @@ from packfp8.data.collate import Collator
 from packfp8.data.sampler import PackingSampler
 from packfp8.errors import StateError
 
-COLLATED_BY = ("budget", "over_budget", "on_fault", "resample", "tolerance_samples", "static", "max_sequences", "share_encoder")
+COLLATED_BY = (
+    *("budget", "over_budget", "on_fault", "resample", "tolerance_samples", "static", "max_sequences", "frame_budget"),
+    "share_encoder",
+)
 """Settings of a collator that peers must share, beside its rule and measure."""
 
 

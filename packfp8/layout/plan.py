@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from packfp8.layout.rooms import in_rooms
 from packfp8.layout.shard import cp_index
 from packfp8.layout.share import dealt, held
 from packfp8.layout.slots import Slots, place
@@ -29,9 +30,10 @@ class Plan:
         padding_mask: bool `[T/cp]`, True = pad.
         clips: int64 `[encoded]`, the clips that this rank encodes, in order: those of which it holds at least one frame, or its
             share of all.
-        audio_source: int64 `[frames sent]`, rows of those clips' encoder output, flattened from `[encoded, frames_max]`.
+        audio_source: int64 `[frames sent]`, rows of those clips' encoder output, flattened from `[encoded, frames_max]`; with a
+            frame budget as `in_rooms` says.
         audio_destination: int64 `[frames received]`, where frames stand among this rank's tokens.
-        frames_max: encoder frames of the longest of those clips; 0 without clips.
+        frames_max: encoder frames of the longest of those clips, 0 without clips; the frame budget where there is one.
         frames_sent, frames_received: to and from each CP rank, itself included; another only where encoders are shared.
         checksum: text, equal on all CP and TP peers of one pack.
     """
@@ -66,6 +68,7 @@ def make_plan(
     rows: int | None = None,
     ids: Sequence[str] = (),
     share_encoder: bool = False,
+    frame_budget: int | None = None,
 ) -> Plan:
     """The plan of one pack for the CP rank that `rule.topology` names.
 
@@ -75,9 +78,11 @@ def make_plan(
         total, rows: as for `place`.
         ids: names of the sequences, part of the checksum.
         share_encoder: whether each clip is encoded by one CP rank, and its frames travel.
+        frame_budget: encoder frames of one row in which all clips stand; without it each has a row. Not with `share_encoder`.
 
     Raises:
         what `place` raises.
+        BudgetError: the clips do not fit the frame budget.
     """
     slots = place(lengths, rule, total=total, rows=rows)
     topology = rule.topology
@@ -86,6 +91,8 @@ def make_plan(
     position_ids = index - slots.offsets[slot_of]
     spans = np.asarray(clips, dtype=np.int64).reshape(-1, 3)
     heard = (dealt if share_encoder else held)(spans, slots, topology)
+    if frame_budget is not None:
+        heard = in_rooms(heard, spans[heard.clips, 2], topology, frame_budget=frame_budget, tokens=index.size)
     return Plan(
         rule=rule,
         slots=slots,

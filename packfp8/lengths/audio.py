@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
-from math import gcd
+from math import gcd, prod
 
 import numpy as np
 
@@ -246,6 +246,11 @@ class AudioFrames:
             middle = (low + high) // 2
             low, high = (low, middle) if self.encoder_frames(middle) else (middle, high)
         return high
+
+    @property
+    def stride_samples(self) -> int:
+        """Samples from one encoder frame to the next: the hop times the strides of all convolutions."""
+        return self.hop_samples * prod(conv.stride for conv in self.convs)
 
     @property
     def fingerprint(self) -> str:

@@ -187,7 +187,7 @@ def test_the_checksum_differs_where_only_what_is_learned_differs(bare, docs):
 def test_static_packs_have_one_shape_and_one_max_seqlen(batches_of, examples, cp):
     seen = set()
     for items in ([], examples[:1], examples[2:4], examples):
-        for batch in batches_of(items, cp=cp, static=True, budget=520, max_sequences=7):
+        for batch in batches_of(items, cp=cp, static=True, budget=520, max_sequences=7, frame_budget=90):
             tokens = 512 // cp
             shapes = {tuple(getattr(batch, name).shape) for name in ("input_ids", "labels", "position_ids", "seq_idx")}
             assert shapes == {(tokens,)}
