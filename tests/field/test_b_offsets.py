@@ -30,7 +30,7 @@ def test_the_number_of_offsets_is_chosen_and_what_exceeds_it_opens_a_new_pack(co
     packer.flush()
     packs = list(iter(packer.pop, None))
     assert [len(pack) for pack in packs] == [64, 1]
-    static = {"static": True, "budget": 8192}
+    static = {"static": True, "budget": 8192, "frame_budget": 2}
     (batch,) = collate(docs(*[1] * 64), max_sequences=64, **static)
     assert len(batch.cu_seqlens) == 66
     assert batch.slots.sequences == 64
@@ -43,7 +43,7 @@ def test_the_number_of_offsets_is_chosen_and_what_exceeds_it_opens_a_new_pack(co
 @pytest.mark.parametrize("padded", [16, 512, 8192])
 def test_the_tail_of_a_pack_is_one_segment_however_long(padded, collate, docs):
     """Positions of zero in the tail made each pad a sequence of its own. One document of 10. axolotl-ai-cloud/axolotl#2739."""
-    (batch,) = collate(docs(10), budget=padded, static=True, max_sequences=1)
+    (batch,) = collate(docs(10), budget=padded, static=True, max_sequences=1, frame_budget=2)
     assert batch.cu_seqlens.tolist() == [0, 10, padded]
     assert batch.seq_idx.unique_consecutive().tolist() == [0, 1]
     assert batch.position_ids[10:].tolist() == list(range(padded - 10))
@@ -150,7 +150,7 @@ def test_static_packs_have_one_shape_and_a_report_counts_those_of_others(collate
             for b in batches
         }
 
-    assert len(shapes(static=True, budget=512, max_sequences=4)) == 1
+    assert len(shapes(static=True, budget=512, max_sequences=4, frame_budget=2)) == 1
     assert len(shapes()) > 10
     np.save(tmp_path / "lengths.npy", [100 + 3 * n for n in range(20)] * 2)
     assert report(tmp_path / "lengths.npy", budget=160, max_sequences=1).shapes == 20
@@ -199,7 +199,7 @@ def test_rows_that_int32_cannot_index_are_warned_of(tokens, values, warned, coll
 @pytest.mark.parametrize("length", [5, 6, 7, 11, 12, 13])
 def test_a_static_pack_of_one_sequence_on_three_ranks_is_told_alike_at_every_length(length, collate, docs):
     """cp 3, at most one sequence, lengths around one slot of 6 and around two: offsets, real offsets and ranks agree."""
-    batches = collate(docs(length), "bf16", cp=3, static=True, budget=18, max_sequences=1)
+    batches = collate(docs(length), "bf16", cp=3, static=True, budget=18, max_sequences=1, frame_budget=2)
     slot = -(-length // 6) * 6
     for batch in batches:
         assert batch.cu_seqlens.tolist() == [0, slot, 18]
@@ -212,7 +212,7 @@ def test_a_static_pack_of_one_sequence_on_three_ranks_is_told_alike_at_every_len
 @pytest.mark.parametrize("tokens", [15, 16, 17])
 def test_a_budget_of_one_slot_is_told_with_and_without_filler(tokens, measure, docs):
     """The budget is one pack of 16: one token less leaves a filler of one, one more is refused and not cut."""
-    collator = Collator(measure=measure, rule=align("block"), budget=16, static=True, max_sequences=2)
+    collator = Collator(measure=measure, rule=align("block"), budget=16, static=True, max_sequences=2, frame_budget=2)
     if tokens > 16:
         with pytest.raises(BudgetError, match="does not fit the pack"):
             collator(docs(tokens))

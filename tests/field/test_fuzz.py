@@ -399,6 +399,7 @@ def collators(draw):
     options = {
         "budget": draw(st.one_of(st.none(), st.integers(1, 2000))),
         "max_sequences": draw(st.one_of(st.none(), st.integers(1, 4))),
+        "frame_budget": draw(st.one_of(st.none(), st.integers(0, 200))),
     }
     options |= {"static": draw(st.booleans()), "resample": draw(st.booleans())}
     return draw(st.sampled_from(sorted(RECIPES))), draw(st.sampled_from(["thd", "bshd"])), topology, options
@@ -446,12 +447,18 @@ def lawful(batches, count):
         }
         assert batch.num_supervised == int((batch.labels != -100).sum())
         assert not (batch.labels[batch.padding_mask] != -100).any()
-        assert batch.audio_destination.unique().numel() == batch.audio_destination.numel() == batch.audio_source.numel()
-        assert not batch.padding_mask.flatten()[batch.audio_destination].any()
-        assert batch.audio_source.numel() == 0 or int(batch.audio_source.max()) < batch.audio.shape[0] * batch.audio_frames
+        assert batch.audio_destination.numel() == batch.audio_source.numel()
+        here = batch.audio_destination < batch.tokens  # in one row, places that are not there make the number constant
+        source, destination = batch.audio_source[here], batch.audio_destination[here]
+        assert here.all() or (
+            batch.audio_offsets is not None and set(batch.audio_source[~here].tolist()) == {batch.audio_frames}
+        )
+        assert destination.unique().numel() == source.unique().numel() == destination.numel()
+        assert not batch.padding_mask.flatten()[destination].any()
+        assert source.numel() == 0 or int(source.max()) < batch.audio.shape[0] * batch.audio_frames
         assert torch.isfinite(batch.audio).all()
         assert int(batch.cu_seqlens[-1]) == slots.total
-        placed += batch.audio_destination.numel()
+        placed += destination.numel()
         for consumer in set(CONSUMERS) - {"megatron"}:
             try:
                 batch.kwargs(consumer)

@@ -54,7 +54,7 @@ def errors(batch, found, q, k, v, grad, distance):
 
 LAYOUTS = {
     "thd": lambda collate: collate(align("block", Topology())),
-    "static": lambda collate: collate(align("block"), budget=2048, static=True, max_sequences=40),
+    "static": lambda collate: collate(align("block"), budget=2048, static=True, max_sequences=40, frame_budget=2048),
     "bshd": lambda collate: collate(align("block", Topology(), layout="bshd")),
     "rows as slots": lambda collate: collate(align("block", Topology(tp=2, sp=True), layout="bshd")).as_thd(),
     "sequence first": lambda collate: collate(align("block", Topology(tp=2, sp=True), layout="bshd")).as_sbhd(),

@@ -54,7 +54,7 @@ def test_its_rotary_embedding_turns_each_token_of_the_slab_by_our_position(cp, e
 
 def test_where_the_longest_slot_is_the_whole_pack_its_positions_run_on_and_attention_is_the_same(texts, pack):
     """With as many angles as tokens it counts from the pack's start. Rotations are relative, so the scores do not move."""
-    batch = pack(texts, budget=512, static=True, max_sequences=8)
+    batch = pack(texts, budget=512, static=True, max_sequences=8, frame_budget=2)
     assert batch.max_seqlen == batch.slots.total
     t, group = torch.randn(512, 1, 8, dtype=torch.float64), SimpleNamespace(size=lambda: 1, rank=lambda: 0)
     angles = angles_at(torch.arange(batch.max_seqlen))
@@ -88,7 +88,9 @@ def create_packed_seq_idx(monkeypatch):
     return lambda *args: MambaMixer._create_packed_seq_idx(None, *args)
 
 
-@pytest.mark.parametrize("static", [{}, {"budget": 512, "static": True, "max_sequences": 8}], ids=["least", "static"])
+@pytest.mark.parametrize(
+    "static", [{}, {"budget": 512, "static": True, "max_sequences": 8, "frame_budget": 2}], ids=["least", "static"]
+)
 def test_its_mamba_mixer_makes_our_seq_idx_of_our_offsets(static, texts, pack, create_packed_seq_idx):
     batch = pack(texts, **static)
     theirs = create_packed_seq_idx(params_of(batch), batch.slots.total)
