@@ -104,12 +104,12 @@ def check_recipe(batch: PackedBatch, fp8: Fp8 | None) -> None:
         raise _another_rule(batch, f"recipe {batch.rule.recipe}", f"recipe {fp8.recipe}")
 
 
-def check_batch(batch: PackedBatch, rule: Alignment, *, hears: bool) -> None:
+def check_batch(batch: PackedBatch, rule: Alignment, encoder: nn.Module | None) -> None:
     """Nothing, where the batch was made by this rule for this rank, and can be heard.
 
     Raises:
         StateError: another rule, or the slab of another rank.
-        ConfigError: audio for a model that does not hear.
+        ConfigError: audio for a model that does not hear, or clips in one row for an encoder that cannot tell them apart.
     """
     if batch.fingerprint != rule.fingerprint:
         raise _another_rule(batch, batch.fingerprint, rule.fingerprint)
@@ -122,22 +122,38 @@ def check_batch(batch: PackedBatch, rule: Alignment, *, hears: bool) -> None:
             because="two ranks would train on one slab, and another would train nobody",
             fix="build both rules from this rank's mesh: Topology.from_mesh(mesh)",
         )
-    if not hears and batch.audio.shape[0]:
+    if encoder is None and batch.audio.shape[0]:
         raise ConfigError(
             f"the batch of {', '.join(batch.ids[:4])} has audio, and the model has no encoder",
-            got=f"{batch.audio.shape[0]} clips",
+            got=f"{batch.audio.shape[0]} clips" if batch.audio_offsets is None else "a row of clips",
             expected="a batch of text",
             because="the places of the audio would keep the embedding of a stand-in token",
             fix="give PackedModel an encoder and a projector",
         )
+    if batch.audio_offsets is not None and encoder is not None and not getattr(encoder, "packed", False):
+        raise ConfigError(
+            f"the clips of {', '.join(batch.ids[:4]) or 'the batch'} stand in one row, and the encoder takes one clip a row",
+            got=f"{type(encoder).__name__} without packed=True",
+            expected="encoder(audio [1, samples], audio_lens, audio_offsets), and packed = True on the module",
+            because="an encoder that is not told where clips begin lets each of them hear the others",
+            fix="mask at the offsets before every convolution, as PlainEncoder does; or Collator(static=False)",
+        )
 
 
-def check_count(batch: PackedBatch, global_supervised: int | Tensor) -> None:
+def check_count(batch: PackedBatch, global_supervised: int | Tensor, loss_rows: int | None) -> None:
     """Nothing, where the count of supervised tokens can be that of the whole step. One on the device is not looked at.
 
     Raises:
-        ConfigError: no whole number, or less than the batch has by itself.
+        ConfigError: no whole number, or less than the batch has by itself; more supervised tokens than the head has rows for.
     """
+    if loss_rows is not None and batch.num_supervised > loss_rows:
+        raise ConfigError(
+            f"the batch of {', '.join(batch.ids[:4])} has more supervised tokens than the head has rows for",
+            got=f"{batch.num_supervised} supervised tokens",
+            expected=f"at most loss_rows, {loss_rows}",
+            because="the others would silently not be learned",
+            fix="raise loss_rows of PackedModel to the most that a pack may have, or leave it out",
+        )
     if isinstance(global_supervised, Tensor):
         return
     if not isinstance(global_supervised, Integral) or global_supervised < batch.num_supervised:

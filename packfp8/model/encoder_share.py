@@ -48,10 +48,15 @@ class FrameExchange:
 
 
 def alone(rows: Tensor, batch: PackedBatch) -> Tensor:
-    """The rows as they are: this rank encoded all that it holds.
+    """The rows as they are: this rank encoded all that it holds, as `check_alone` has seen."""
+    return rows
+
+
+def check_alone(batch: PackedBatch) -> None:
+    """Nothing, where no frame of the batch must travel.
 
     Raises:
-        ConfigError: frames of this batch must travel.
+        ConfigError: some must.
     """
     here = batch.rule.topology.cp_rank
     if sum(batch.frames_sent) != batch.frames_sent[here] or sum(batch.frames_received) != batch.frames_received[here]:
@@ -62,7 +67,6 @@ def alone(rows: Tensor, batch: PackedBatch) -> Tensor:
             because="frames that another rank encoded have to be fetched from there",
             fix="PackedModel(cp_group=...), or Collator(share_encoder=False)",
         )
-    return rows
 
 
 class _AllToAll(torch.autograd.Function):

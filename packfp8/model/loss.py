@@ -46,22 +46,27 @@ def loss_sum(hidden: Tensor, weight: Tensor, labels: Tensor, *, chunk_tokens: in
     return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, labels.flatten(), chunk_tokens, wanted)
 
 
-def supervised_rows(hidden: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The rows of `hidden` that have a label, `[count, hidden]`, and their labels; in order, found without a wait.
+def supervised_rows(hidden: Tensor, labels: Tensor, count: int | None) -> tuple[Tensor, Tensor]:
+    """The rows of `hidden` that have a label, and as many others as make `count`, `[count, hidden]`; and their labels.
 
-    Prompts, audio and padding then cost the head nothing. While a CUDA graph is captured all rows are kept: a step that is
-    replayed has one shape, and `count` is another for each batch.
+    Found without a wait. Prompts, audio and padding then cost the head nothing.
 
     Args:
         hidden: `[..., hidden]`.
         labels: int64 `[...]`.
-        count: labels that are not -100, known on the host: `batch.num_supervised`.
+        count: known on the host: labels that are not -100, `batch.num_supervised`, or more of a constant number. None keeps all
+            rows.
     """
     hidden, labels = hidden.flatten(0, -2), labels.flatten()
-    if hidden.is_cuda and torch.cuda.is_current_stream_capturing():
+    if count is None:
         return hidden, labels
     rows = (labels == IGNORED).to(torch.uint8).argsort(stable=True)[:count]
     return hidden.index_select(0, rows), labels.index_select(0, rows)
+
+
+def is_replayed() -> bool:
+    """Whether the code runs to be captured as a CUDA graph or compiled: what one batch counts must not be a shape there."""
+    return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def scaled(total: Tensor, topology: Topology, global_supervised: int | Tensor) -> Tensor:

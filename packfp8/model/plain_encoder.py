@@ -37,6 +37,7 @@ class PlainEncoder(nn.Module):
 
     Attributes:
         packed: that it hears clips in one row too, where it is told their offsets.
+        stride_samples: from one of its frames to the next.
     """
 
     packed = True
@@ -44,6 +45,7 @@ class PlainEncoder(nn.Module):
     def __init__(self, *, width: int = 128, mel_bins: int = 80) -> None:
         super().__init__()
         self.frames = AudioFrames.fastconformer()
+        self.stride_samples = self.frames.stride_samples
         self.mel_bins = mel_bins
         inputs = (mel_bins, width, width)
         layers = zip(inputs, self.frames.convs, strict=True)
@@ -77,11 +79,11 @@ class PlainEncoder(nn.Module):
 
         Args:
             audio_lens: int64 `[clips]`, samples of each clip; what follows in its row or its room is not heard.
-            audio_offsets: int64 `[clips + 1]`, where the rooms begin in a packed row: multiples of `frames.stride_samples`;
+            audio_offsets: int64 `[clips + 1]`, where the rooms begin in a packed row: multiples of `stride_samples`;
                 clips that are not there have length 0 and repeat the last.
         """
         packed = audio_offsets is not None
-        within = _WithinRooms(audio, audio_offsets, self.frames.stride_samples) if packed else _within_rows
+        within = _WithinRooms(audio, audio_offsets, self.stride_samples) if packed else _within_rows
         x, lens = self.features(within(audio, audio_lens)), audio_lens // self.frames.hop_samples
         x = within(x.to(self.norm.weight.dtype), lens)
         for conv, count in zip(self.convs, self.frames.convs, strict=True):

@@ -4,6 +4,9 @@
     frames      a a a x | b b x x                    audio_source: rows of the flattened [clips * audio_frames], without x
 
 Both indices were made on the CPU, from lengths alone. Nothing here asks the device how many frames there are.
+
+A static batch has its clips in one row, and indices of constant length. Beyond its real entries the source is one past the
+frames and the destination one past the tokens: these go nowhere, forward and backward.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from torch import Tensor
 from packfp8.data import PackedBatch
 from packfp8.errors import LengthError
 from packfp8.model.encoder_share import alone
-from packfp8.model.rows import placed, taken
+from packfp8.model.rows import placed, placed_within, taken, taken_within
 
 
 def splice(
@@ -34,10 +37,11 @@ def splice(
 
     Raises:
         LengthError: fewer frames than the plan has placed.
-        ConfigError: as `exchange`.
+        what `exchange` raises.
     """
-    rows = taken(narrowed(frames, batch).flatten(0, 1), batch.audio_source).to(embeddings.dtype)
-    flat = placed(embeddings.flatten(0, -2), exchange(rows, batch), batch.audio_destination)
+    take, place = (taken, placed) if batch.audio_offsets is None else (taken_within, placed_within)
+    rows = take(narrowed(frames, batch).flatten(0, 1), batch.audio_source).to(embeddings.dtype)
+    flat = place(embeddings.flatten(0, -2), exchange(rows, batch), batch.audio_destination)
     return flat.reshape(embeddings.shape)
 
 
@@ -62,8 +66,8 @@ def narrowed(frames: Tensor, batch: PackedBatch) -> Tensor:
 def check_encoder_lens(lens: Tensor, batch: PackedBatch) -> None:
     """Nothing, where every clip has as many true frames as the plan has placed of it.
 
-    On a CPU the first clip that is short is named. On a GPU the check is queued behind the encoder, and the process stops
-    with the same words at its next synchronisation; nothing waits for it.
+    On a CPU the first clip that is short is named. On a GPU, and in compiled code, the check is queued behind the encoder, and
+    the process stops with the same words at its next synchronisation; nothing waits for it.
 
     Args:
         lens: integers `[clips]`, frames of each clip by the encoder's own account.
@@ -73,11 +77,11 @@ def check_encoder_lens(lens: Tensor, batch: PackedBatch) -> None:
     """
     if not batch.audio.shape[0]:
         return
+    clip, frame = _clips_and_frames(batch)
     placed = torch.zeros_like(lens)
-    clip, frame = batch.audio_source // batch.audio_frames, batch.audio_source % batch.audio_frames
     placed.scatter_reduce_(0, clip, (frame + 1).to(lens.dtype), "amax")
     enough = lens >= placed
-    if lens.device.type != "cpu":
+    if lens.device.type != "cpu" or torch.compiler.is_compiling():
         torch._assert_async(enough.all(), "packfp8: the encoder gave a clip fewer frames than the plan has placed")
     elif not enough.all():
         row = int(enough.to(torch.uint8).argmin())
@@ -88,3 +92,13 @@ def check_encoder_lens(lens: Tensor, batch: PackedBatch) -> None:
             because="the frames after a clip's end are padding, and would be heard as audio",
             fix="compare formula and encoder: packfp8.probe(encoder, measure.frames).check()",
         )
+
+
+def _clips_and_frames(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """int64 `[entries]` of `audio_source`: of which clip, and which of its frames; frame -1 where there is none."""
+    source, frames = batch.audio_source, batch.audio_frames
+    if batch.audio_offsets is None:
+        return source // frames, source % frames
+    begins = batch.audio_offsets // (batch.audio.shape[1] // frames)
+    clip = torch.searchsorted(begins[1:], source, right=True).clamp(max=begins.shape[0] - 2)
+    return clip, torch.where(source < frames, source - begins[clip], -1)

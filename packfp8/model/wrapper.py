@@ -6,6 +6,9 @@
 What it asks of its parts:
 
     encoder(audio [clips, samples], audio_lens [clips]) -> [clips, frames, d], or (that, its lengths [clips])
+    encoder.packed           True, for static batches: it then hears a row of clips too, each of which begins a room,
+                             encoder(audio [1, samples], audio_lens [clips], audio_offsets [clips + 1]) -> [1, frames, d], or
+                             (that, lengths [clips]); a clip's frames are those that it gives for the clip alone
     projector(x [clips, frames, d]) -> [clips, frames, hidden]; it may stack frames where the measure counts them so
     llm.embed(ids) -> [..., hidden]
     llm(embeddings, **metadata) -> [..., hidden], the states before the head; `batch.kwargs(consumer)` without the labels
@@ -25,11 +28,11 @@ from packfp8.data import PackedBatch
 from packfp8.data.consumers import LOSS
 from packfp8.lengths import AudioFrames
 from packfp8.model.checks import check_batch, check_count, check_is_batch, check_parts, check_recipe, check_terms
-from packfp8.model.encoder_share import FrameExchange, alone
+from packfp8.model.encoder_share import FrameExchange, alone, check_alone
 from packfp8.model.handover import handed, restored
 from packfp8.model.indexing import warn_if_wrapping, widest_row
 from packfp8.model.isolation import prove_isolation
-from packfp8.model.loss import CHUNK_TOKENS, loss_sum, scaled, supervised_rows
+from packfp8.model.loss import CHUNK_TOKENS, is_replayed, loss_sum, scaled, supervised_rows
 from packfp8.model.splice import check_encoder_lens, splice
 from packfp8.rule import Alignment, align
 
@@ -71,6 +74,8 @@ class PackedModel(nn.Module):
             One second where it is left out.
         fp8: how the language model runs in FP8; None is none.
         loss_chunk_tokens: tokens whose logits are held at a time.
+        loss_rows: most supervised tokens of a batch, for steps of one shape: the head then works on so many rows of every
+            batch. Without it, on as many as are supervised, and on all where the step is captured or compiled.
         cp_group: the CP ranks, where they share the encoder (`Collator(share_encoder=True)`); it is then called for each batch.
 
     Raises:
@@ -88,6 +93,7 @@ class PackedModel(nn.Module):
         frames: AudioFrames | None = None,
         fp8: Fp8 | None = None,
         loss_chunk_tokens: int = CHUNK_TOKENS,
+        loss_rows: int | None = None,
         cp_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
@@ -97,7 +103,7 @@ class PackedModel(nn.Module):
         self.llm = fp8.prepare(llm, rule or align(fp8.recipe)) if fp8 else llm
         self.rule, self.consumer, self.fp8 = rule, consumer, fp8
         self.silent_samples = frames.shortest_samples if frames else _SILENT_SAMPLES
-        self.loss_chunk_tokens = loss_chunk_tokens
+        self.loss_chunk_tokens, self.loss_rows = loss_chunk_tokens, loss_rows
         self.exchange = FrameExchange(cp_group) if cp_group is not None else alone
         self.row_values = widest_row(self.llm)
 
@@ -119,17 +125,19 @@ class PackedModel(nn.Module):
                 is none, or below the batch's own.
             LengthError: the encoder gave fewer frames than were placed.
         """
-        self._check(batch, global_supervised)
-        warn_if_wrapping(batch, self.row_values)
+        self.check(batch, global_supervised)
         own = handed(batch, self.consumer, self.llm.layouts)
-        embeddings = self._spliced(own)
-        metadata = {key: value for key, value in own.kwargs(self.consumer).items() if key not in LOSS}
-        with self.fp8.forward_context() if self.fp8 else nullcontext():
-            hidden = self.llm(embeddings, **metadata, **llm_kwargs)
-        rows, labels = supervised_rows(hidden, own.labels, batch.num_supervised)
-        total = loss_sum(rows, self.llm.head.weight, labels, chunk_tokens=self.loss_chunk_tokens)
-        logits = restored(self.llm.head(hidden), own, batch) if return_logits else None
+        total, logits = self._run(own, self._metadata(own), return_logits, llm_kwargs)
+        logits = restored(logits, own, batch) if return_logits else None
         return PackedOutput(scaled(total, self.rule.topology, global_supervised), total, logits)
+
+    def compile(self, *args, **kwargs) -> None:
+        """Compiles what the device does, by `torch.compile`, and leaves the checks as they are; arguments are its own.
+
+        Static batches then compile once an epoch, and others once for each shape: nothing that one batch counts is a constant
+        of the code.
+        """
+        self._run = torch.compile(self._run, *args, **kwargs)
 
     def prove_isolation(self, batch: PackedBatch, *, tolerance: float = 0.0) -> None:
         """Nothing, where no sequence of the batch moves when others, or the padding, are changed.
@@ -146,17 +154,29 @@ class PackedModel(nn.Module):
             ConfigError: the language model mixes sequences; the message names the arguments that it ignores.
             StateError: as the forward pass.
         """
-        self._check(batch, batch.num_supervised)
+        self.check(batch, batch.num_supervised)
         own = handed(batch, self.consumer, self.llm.layouts)
-        metadata = {key: value for key, value in own.kwargs(self.consumer).items() if key not in LOSS}
         training = [module for module in self.modules() if module.training]
         self.eval()
         try:
             with torch.no_grad():
-                prove_isolation(self.llm, self._spliced(own), own, metadata, tolerance=tolerance)
+                prove_isolation(self.llm, self._spliced(own), own, self._metadata(own), tolerance=tolerance)
         finally:
             for module in training:
                 module.training = True
+
+    def _run(self, batch: PackedBatch, metadata: dict, return_logits: bool, llm_kwargs: dict) -> tuple[Tensor, Tensor | None]:
+        """The sum of the losses, and all logits where they were asked for, of a batch that is right."""
+        embeddings = self._spliced(batch)
+        with self.fp8.forward_context() if self.fp8 else nullcontext():
+            hidden = self.llm(embeddings, **metadata, **llm_kwargs)
+        rows, labels = supervised_rows(hidden, batch.labels, self._head_rows(batch))
+        total = loss_sum(rows, self.llm.head.weight, labels, chunk_tokens=self.loss_chunk_tokens)
+        return total, self.llm.head(hidden) if return_logits else None
+
+    def _metadata(self, batch: PackedBatch) -> dict:
+        """What the language model is told of the batch; it makes no loss of its own."""
+        return {key: value for key, value in batch.kwargs(self.consumer).items() if key not in LOSS}
 
     def _spliced(self, batch: PackedBatch) -> Tensor:
         """The embeddings of this rank's tokens, audio in place.
@@ -167,22 +187,39 @@ class PackedModel(nn.Module):
         embeddings = self.llm.embed(batch.input_ids)
         if self.encoder is None:
             return embeddings
-        audio, lens = batch.audio, batch.audio_lens
-        if not audio.shape[0]:
-            audio = audio.new_zeros((1, self.silent_samples))
-            lens = torch.full((1,), self.silent_samples, dtype=lens.dtype, device=lens.device)
-        out = self.encoder(audio, lens)
+        heard = (batch.audio, batch.audio_lens)
+        if batch.audio_offsets is not None:
+            heard = (*heard, batch.audio_offsets)
+        elif not batch.audio.shape[0]:
+            lens = torch.full((1,), self.silent_samples, dtype=batch.audio_lens.dtype, device=batch.audio_lens.device)
+            heard = (batch.audio.new_zeros((1, self.silent_samples)), lens)
+        out = self.encoder(*heard)
         out, out_lens = out if isinstance(out, tuple) else (out, None)
         frames = self.projector(out)
         if out_lens is not None and frames.shape[1] == out.shape[1]:  # a projector that stacks frames has its own lengths
             check_encoder_lens(out_lens, batch)
         return splice(embeddings, frames, batch, self.exchange)
 
-    def _check(self, batch: PackedBatch, global_supervised: int | Tensor) -> None:
-        """Nothing, where the batch is one of this model's; the first batch brings the rule where none was given."""
+    def _head_rows(self, batch: PackedBatch) -> int | None:
+        """How many rows the head works on: as many as are supervised, or a number that is the same for every batch."""
+        if self.loss_rows is not None:
+            return self.loss_rows
+        return None if is_replayed() else batch.num_supervised
+
+    def check(self, batch: PackedBatch, global_supervised: int | Tensor) -> None:
+        """Nothing, where the batch is one of this model's; the first batch brings the rule where none was given.
+
+        `forward` does it by itself. It looks at numbers on the host alone.
+
+        Raises:
+            StateError, ConfigError: as `forward`.
+        """
         check_is_batch(batch)
         if self.rule is None:
             check_recipe(batch, self.fp8)
             self.rule = batch.rule
-        check_batch(batch, self.rule, hears=self.encoder is not None)
-        check_count(batch, global_supervised)
+        check_batch(batch, self.rule, self.encoder)
+        check_count(batch, global_supervised, self.loss_rows)
+        if self.exchange is alone:
+            check_alone(batch)
+        warn_if_wrapping(batch, self.row_values)

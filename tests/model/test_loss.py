@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from packfp8.data import Collator
 from packfp8.errors import ConfigError
-from packfp8.model.loss import count_supervised, loss_sum, scaled, supervised_rows
+from packfp8.model.loss import count_supervised, is_replayed, loss_sum, scaled, supervised_rows
 from packfp8.rule import Topology, align
 
 TOKENS, HIDDEN, VOCAB = 37, 12, 50
@@ -101,14 +101,31 @@ def test_the_supervised_rows_alone_give_the_same_loss_and_gradient(supervised):
         torch.testing.assert_close(ours, all_rows, rtol=0, atol=1e-12)
 
 
-def test_all_rows_are_kept_while_a_graph_is_captured(monkeypatch):
-    """A replay has the shapes of the capture: a count of that one batch would cut later ones."""
+def test_all_rows_are_kept_where_no_count_is_given():
     hidden, _, labels = draw()
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    rows, kept = supervised_rows(hidden, labels, 3)
-    assert rows.shape == hidden.shape
+    rows, kept = supervised_rows(hidden, labels, None)
+    assert torch.equal(rows, hidden)
     assert torch.equal(kept, labels)
+
+
+def test_more_rows_than_are_supervised_bring_others_without_a_label():
+    hidden, weight, labels = draw()
+    count = int((labels != -100).sum())
+    rows, kept = supervised_rows(hidden, labels, count + 3)
+    assert rows.shape == (count + 3, hidden.shape[1])
+    assert (kept[count:] == -100).all()
+    expected = loss_sum(supervised_rows(hidden, labels, count)[0], weight, labels[labels != -100])
+    torch.testing.assert_close(loss_sum(rows, weight, kept), expected)
+
+
+def test_a_step_that_is_captured_or_compiled_is_known(monkeypatch):
+    """A replay has the shapes of the capture: a count of that one batch would cut later ones."""
+    assert not is_replayed()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert is_replayed()
+    monkeypatch.undo()
+    assert torch.compile(lambda x: x + is_replayed(), backend="eager")(torch.zeros(())) == 1
 
 
 class Largest(TorchDispatchMode):

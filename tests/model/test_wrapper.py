@@ -349,13 +349,14 @@ def test_the_fp8_context_holds_the_forward_of_the_language_model_alone(build, co
     assert fp8.said[-1] == "backward"
 
 
-@pytest.mark.parametrize("layout", ["thd", "bshd"])
+@pytest.mark.parametrize("layout", ["thd", "bshd", "static"])
 @pytest.mark.parametrize("examples", [slice(None), slice(2, 3), slice(0, 0)])
 def test_nothing_is_asked_of_the_device(measure, mixed, layout, examples):
     """On `meta` there are no values: whatever depends on one (.item(), nonzero, a boolean index) fails there."""
     from packfp8.model.plain_encoder import PlainEncoder, PlainProjector
 
-    rule = align("bf16", layout=layout)
+    static = layout == "static"
+    rule = align("bf16", layout="thd" if static else layout)
     with torch.device("meta"):
         model = PackedModel(
             encoder=PlainEncoder(width=8, mel_bins=10),
@@ -365,7 +366,7 @@ def test_nothing_is_asked_of_the_device(measure, mixed, layout, examples):
             consumer="plain",
             frames=measure.frames,
         )
-    batch = Collator(measure=measure, rule=rule).collate(mixed[examples]).to("meta")
+    batch = Collator(measure=measure, rule=rule, **STATIC if static else {}).collate(mixed[examples]).to("meta")
     count = torch.zeros((), dtype=torch.int64, device="meta")
     model(batch, global_supervised=count, return_logits=True).loss.backward()
     assert all(p.grad.shape == p.shape for p in model.parameters())
@@ -402,11 +403,110 @@ def test_what_else_the_language_model_is_told_is_passed_on(build, collate):
     assert told == {"first": True}
 
 
+STATIC = {"static": True, "budget": 256, "max_sequences": 6, "frame_budget": 40}
+
+
 def test_a_static_pack_has_constant_shapes(build, collate, mixed):
-    """Whatever is in it, so that a whole step can be captured; the audio alone varies."""
+    """Whatever is in it, so that a whole step can be captured."""
     rule = align("block")
-    batches = [collate(rule, mixed[:n], static=True, budget=256, max_sequences=6) for n in (0, 2, 6)]
-    model = build(rule)
+    batches = [collate(rule, mixed[:n], **STATIC) for n in (0, 2, 3, 6)]
+    model, heard = build(rule), []
+    model.encoder.register_forward_hook(lambda module, given, out: heard.append([t.shape for t in (*given, *out)]))
     shapes = {model(b, global_supervised=99, return_logits=True).logits.shape for b in batches}
     assert shapes == {(256, 272)}
-    assert len({(b.max_seqlen, b.cu_seqlens.shape) for b in batches}) == 1
+    assert len({(b.max_seqlen, b.cu_seqlens.shape, b.audio_source.shape, b.audio_frames) for b in batches}) == 1
+    assert heard[0] == [(1, 40 * 1280), (20,), (21,), (1, 40, 8), (20,)]
+    assert all(shapes == heard[0] for shapes in heard)
+
+
+@pytest.mark.parametrize("count", [0, 2, 3, 6])
+def test_a_static_pack_teaches_what_the_same_pack_teaches_with_a_row_for_each_clip(build, collate, mixed, count):
+    rule = align("block")
+    model = build(rule)
+
+    def taught(batch):
+        model.zero_grad()
+        out = model(batch, global_supervised=max(1, batch.num_supervised))
+        out.loss.backward()
+        return out.loss, {name: p.grad for name, p in model.named_parameters()}
+
+    loss, gradients = taught(collate(rule, mixed[:count], **STATIC))
+    expected, wanted = taught(collate(rule, mixed[:count]))
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=1e-11)
+    assert any(g.any() for name, g in gradients.items() if name.startswith("encoder")) == (count > 0)
+
+
+def test_the_sequences_of_a_static_pack_do_not_hear_each_other(build, collate):
+    rule = align("block")
+    build(rule).prove_isolation(collate(rule, **STATIC))
+
+
+def test_clips_in_one_row_are_refused_by_an_encoder_that_takes_a_row_for_one(build, collate):
+    class Unaware(nn.Module):
+        def forward(self, audio, audio_lens):
+            raise AssertionError("it must not run")
+
+    rule = align("block")
+    with pytest.raises(ConfigError) as caught:
+        build(rule, encoder=Unaware())(collate(rule, **STATIC), global_supervised=99)
+    assert lines(caught) == [
+        "the clips of speech, one token, text, two clips stand in one row, and the encoder takes one clip a row",
+        "  got:      Unaware without packed=True",
+        "  expected: encoder(audio [1, samples], audio_lens, audio_offsets), and packed = True on the module",
+        "  because:  an encoder that is not told where clips begin lets each of them hear the others",
+        "  fix:      mask at the offsets before every convolution, as PlainEncoder does; or Collator(static=False)",
+    ]
+
+
+def test_clips_in_one_row_are_refused_by_a_model_without_an_encoder(build, collate):
+    rule = align("block")
+    with pytest.raises(ConfigError, match="has audio, and the model has no encoder\n  got:      a row of clips"):
+        build(rule, encoder=None, projector=None, frames=None)(collate(rule, **STATIC), global_supervised=99)
+
+
+def test_an_encoder_whose_clip_is_short_in_a_packed_row_is_refused(build, collate):
+    rule = align("block")
+    model, batch = build(rule), collate(rule, **STATIC)
+    encoder = model.encoder.forward
+
+    def short(audio, lens, offsets):
+        out, frames = encoder(audio, lens, offsets)
+        return out, frames - (torch.arange(len(frames)) == 2).int()
+
+    model.encoder.forward = short
+    with pytest.raises(LengthError) as caught:
+        model(batch, global_supervised=99)
+    assert lines(caught)[:3] == [
+        "the encoder gave clip 2 of the batch fewer frames than the plan has placed",
+        "  got:      15 frames for 20000 samples",
+        "  expected: at least 16",
+    ]
+
+
+def test_the_head_works_on_a_constant_number_of_rows_where_one_is_given(build, collate, mixed, monkeypatch):
+    from packfp8.model import wrapper
+
+    seen, loss_sum = [], wrapper.loss_sum
+    monkeypatch.setattr(
+        wrapper, "loss_sum", lambda rows, *rest, **options: seen.append(len(rows)) or loss_sum(rows, *rest, **options)
+    )
+    model, expected = build(BF16, loss_rows=40), build(BF16)
+    for chosen in (mixed, mixed[:3]):
+        batch = collate(examples=chosen)
+        torch.testing.assert_close(model(batch, global_supervised=32).loss, expected(batch, global_supervised=32).loss)
+    assert seen[::2] == [40, 40]
+
+
+def test_more_supervised_tokens_than_the_head_has_rows_for_are_refused(build, collate):
+    with pytest.raises(ConfigError) as caught:
+        build(BF16, loss_rows=31)(collate(), global_supervised=32)
+    assert lines(caught) == [
+        "the batch of speech, one token, text, two clips has more supervised tokens than the head has rows for",
+        "  got:      32 supervised tokens",
+        "  expected: at most loss_rows, 31",
+        "  because:  the others would silently not be learned",
+        "  fix:      raise loss_rows of PackedModel to the most that a pack may have, or leave it out",
+    ]
+    build(BF16, loss_rows=32)(collate(), global_supervised=32)
