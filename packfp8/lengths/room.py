@@ -64,5 +64,5 @@ def _no_rooms(got: str, expected: str, because: str) -> ConfigError:
         got=got,
         expected=expected,
         because=because,
-        fix="leave out static; or take an encoder whose convolutions are padded on both sides, as AudioFrames.fastconformer()",
+        fix="leave out static, or take an encoder whose convolutions are padded, as AudioFrames.fastconformer()",
     )
