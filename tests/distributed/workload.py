@@ -53,8 +53,9 @@ def model_of(rule, dtype=torch.float32):
 
 def gradient_norm(model):
     """The norm over all parameters; each rank adds its shards, divided by how many ranks hold the same."""
-    world, total = (dist.get_world_size() if dist.is_initialized() else 1), torch.zeros((), dtype=torch.float64)
-    for parameter in model.parameters():
+    world, parameters = (dist.get_world_size() if dist.is_initialized() else 1), list(model.parameters())
+    total = torch.zeros((), dtype=torch.float64, device=parameters[0].device)
+    for parameter in parameters:
         grad, holders = parameter.grad, world
         if isinstance(grad, DTensor):
             cuts = [size for size, placement in zip(grad.device_mesh.shape, grad.placements) if not placement.is_replicate()]
@@ -71,10 +72,12 @@ class Place:
     Args:
         sizes: of the mesh, by dimension.
         layout: "thd" or "bshd".
+        device: "cpu", or "cuda" with NCCL.
     """
 
-    def __init__(self, sizes, layout, recipe="block"):
-        self.mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    def __init__(self, sizes, layout, recipe="block", device="cpu"):
+        self.device = device
+        self.mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         topology = Topology.from_mesh(self.mesh, sp="tp" in sizes)
         self.rule = align(recipe, topology, layout=layout)
         self.token_dim = 0 if layout == "thd" else 1
@@ -88,7 +91,7 @@ class Place:
 
     def model(self, dtype=torch.float32):
         """The model, split over TP peers and then sharded over the rest."""
-        model = model_of(self.rule, dtype)
+        model = model_of(self.rule, dtype).to(self.device)
         if self.rule.topology.tp > 1:
             tensor_parallel(model.llm, self.mesh["tp"], self.token_dim)
         if self.rule.topology.cp > 1:

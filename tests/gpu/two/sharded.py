@@ -1,0 +1,117 @@
+"""What the scripts for two GPUs share: this rank's place, a sharded model, the loss over all ranks. gloo serves a CPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from workload import MEASURE, header
+
+from packfp8 import Alignment, Topology, align
+from packfp8.model import Fp8, PackedModel
+from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder
+from packfp8.model.plain_encoder import PlainEncoder, PlainProjector
+from packfp8.model.te_decoder import TeDecoder
+from packfp8.rule import RECIPES
+
+PLAIN = ("plain", "tensorwise")
+"""Variants of the decoder in plain torch: BF16, and torchao's recipe on it. All others are of Transformer Engine's layers."""
+
+
+class Ranks:
+    """The process group under torchrun: NCCL, or gloo on a CPU; and one of gloo beside it, for what stays on the host.
+
+    Attributes:
+        rank, world: of the default group.
+        device: this rank's.
+        host: a gloo group over all ranks.
+    """
+
+    def __init__(self, device: str) -> None:
+        local = int(os.environ["LOCAL_RANK"])
+        self.device = torch.device(device, local) if device == "cuda" else torch.device(device)
+        if device == "cuda":
+            torch.cuda.set_device(self.device)
+            dist.init_process_group("nccl", device_id=self.device)
+        else:
+            torch.set_num_threads(1)
+            dist.init_process_group("gloo")
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.host = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+
+    def mesh(self, name: str) -> DeviceMesh:
+        """All ranks as one dimension."""
+        return init_device_mesh(self.device.type, (self.world,), mesh_dim_names=(name,))
+
+    def tell(self, text: str) -> None:
+        """Prints once."""
+        if not self.rank:
+            print(text, flush=True)
+
+    def header(self) -> None:
+        """How the program was started, the versions, the GPUs and the backend."""
+        told = (
+            header().replace("$ python ", f"$ torchrun --nproc-per-node {self.world} ").replace("tests/gpu/", "tests/gpu/two/")
+        )
+        self.tell(told.rstrip() + f"\n{self.world} ranks, {dist.get_backend()}\n")
+
+
+def rule_of(variant: str, topology: Topology) -> Alignment:
+    """The rule of a variant's packs, THD."""
+    return align("bf16" if variant == "plain" else variant, topology)
+
+
+def fp8_of(variant: str, device: torch.device, *, sharded: bool = True) -> Fp8 | None:
+    """How a variant runs in FP8. torchao gathers the weights of a sharded model in FP8, by scales found beforehand."""
+    if variant in ("bf16", "plain"):
+        return None
+    if RECIPES[variant].library == "torchao":
+        return Fp8.torchao(variant, fsdp_all_gather=sharded, precompute_scale=sharded, emulate=device.type == "cpu")
+    return Fp8.te(variant) if device.type == "cuda" else None
+
+
+def build(
+    variant: str, sizes: DecoderSizes, rule: Alignment, *, seed: int, device: torch.device, width: int = 256
+) -> PackedModel:
+    """A model in float32 with parameters that `seed` alone decides; on a CPU the plain decoder stands in everywhere."""
+    torch.manual_seed(seed)
+    llm, encoder, projector = PlainDecoder(sizes), PlainEncoder(width=width), PlainProjector(width=width, hidden=sizes.hidden)
+    llm, encoder, projector = (part.to(device) for part in (llm, encoder, projector))
+    consumer = "plain"
+    if variant not in PLAIN and device.type == "cuda":
+        llm, consumer = TeDecoder(sizes, dtype=torch.float32, device=device).load_plain(llm.state_dict()), "te"
+    parts = {"encoder": encoder, "projector": projector, "llm": llm, "frames": MEASURE.frames}
+    model = PackedModel(**parts, rule=rule, consumer=consumer, fp8=fp8_of(variant, device))
+    if device.type == "cpu":
+        model.silent_samples = 16_000  # of a single frame, torch 2.13 leaves a BF16 convolution's gradient to chance there
+    return model
+
+
+def shard(model: PackedModel, mesh: DeviceMesh) -> PackedModel:
+    """The model cut over the ranks: float32 shards, gathered and computed with in BF16, gradients summed in float32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for part in (*model.llm.layers, model):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def clip(parameters: list[nn.Parameter], most: float = 1.0) -> Tensor:
+    """The norm of the whole gradient, a scalar on the device; the gradients are scaled to `most` at most. Nothing waits."""
+    grads = [parameter.grad.to_local() for parameter in parameters]
+    total = torch.stack(torch._foreach_norm(grads)).square().sum()
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    torch._foreach_mul_(grads, (most / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def forget() -> None:
+    """Nothing; Transformer Engine's list of the maxima of all models of this process is empty afterwards, as in a new one."""
+    if torch.cuda.is_available():
+        importlib.import_module("transformer_engine.pytorch.quantization").FP8GlobalStateManager.reset()
