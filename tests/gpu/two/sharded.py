@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from workload import MEASURE, header
 
 from packfp8 import Alignment, Topology, align
-from packfp8.model import Fp8, PackedModel
+from packfp8.model import Fp8, PackedModel, te
 from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder
 from packfp8.model.plain_encoder import PlainEncoder, PlainProjector
 from packfp8.model.te_decoder import TeDecoder
@@ -38,12 +38,12 @@ class Ranks:
         self.device = torch.device(device, local) if device == "cuda" else torch.device(device)
         if device == "cuda":
             torch.cuda.set_device(self.device)
-            dist.init_process_group("nccl", device_id=self.device)
+            dist.init_process_group("nccl")
         else:
             torch.set_num_threads(1)
             dist.init_process_group("gloo")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.host = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+        self.host = dist.new_group(backend="gloo", timeout=timedelta(seconds=120))
 
     def mesh(self, name: str) -> DeviceMesh:
         """All ranks as one dimension."""
@@ -68,12 +68,22 @@ def rule_of(variant: str, topology: Topology) -> Alignment:
 
 
 def fp8_of(variant: str, device: torch.device, *, sharded: bool = True) -> Fp8 | None:
-    """How a variant runs in FP8. torchao gathers the weights of a sharded model in FP8, by scales found beforehand."""
+    """How a variant runs in FP8.
+
+    torchao gathers the weights of a sharded model in FP8, by scales found beforehand. In a model that is not sharded, delayed
+    scaling keeps its maxima to itself.
+    """
     if variant in ("bf16", "plain"):
         return None
     if RECIPES[variant].library == "torchao":
         return Fp8.torchao(variant, fsdp_all_gather=sharded, precompute_scale=sharded, emulate=device.type == "cpu")
-    return Fp8.te(variant) if device.type == "cuda" else None
+    if device.type == "cpu":
+        return None
+    if variant != "delayed" or sharded:
+        return Fp8.te(variant)
+    recipe = te.make_recipe(variant)
+    recipe.reduce_amax = False
+    return Fp8.te(recipe)
 
 
 def build(
