@@ -64,3 +64,16 @@ def whole_length(key: object, length: int) -> int:
             fix="set such examples aside before packing, and report their number",
         )
     return length.__index__()
+
+
+def whole_frames(key: object, frames: int) -> int:
+    """Return the frames as an int; raises LengthError, naming the key, unless they are a whole number of at least 0."""
+    if isinstance(frames, bool) or not hasattr(frames, "__index__") or frames < 0:
+        raise LengthError(
+            f"example {key!r} has no usable number of encoder frames",
+            got=repr(frames),
+            expected="a whole number of encoder frames, 0 where there is no audio",
+            because="a pack meets its budget of encoder frames only where those of every example are known",
+            fix="count them as the encoder does: packfp8.lengths.AudioFrames",
+        )
+    return frames.__index__()

@@ -53,7 +53,7 @@ def counted(name: str, value: int, least: int = 1) -> int:
             f"{name} is not a count",
             got=repr(value),
             expected=f"a whole number, at least {least}",
-            because=f"{name} counts tokens, sequences, packs, ranks or windows",
+            because=f"{name} counts tokens, frames, sequences, packs, ranks or windows",
             fix=f"set {name} to such an int",
         )
     return value.__index__()
@@ -67,4 +67,15 @@ def too_long(name: str, length: int, budget: int, *, slot: str) -> BudgetError:
         expected=f"at most {budget} tokens",
         because="a sequence is never cut: a cut would drop audio frames or supervised tokens",
         fix="raise the budget, or set over-long examples aside",
+    )
+
+
+def too_many_frames(name: str, frames: int, budget: int) -> BudgetError:
+    """Return the error for a sequence whose audio no pack can hold."""
+    return BudgetError(
+        f"{name} has more audio than a pack may hold",
+        got=f"{frames} encoder frames",
+        expected=f"at most {budget} encoder frames",
+        because="the encoder's input has room for so many, and a clip is never cut",
+        fix="raise frame_budget, or set such examples aside",
     )

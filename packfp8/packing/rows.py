@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections import deque
 from itertools import accumulate
 
-from packfp8.packing.admission import Admission, SetAside, whole_length
-from packfp8.packing.capacity import counted, too_long
+from packfp8.packing.admission import Admission, SetAside, whole_frames, whole_length
+from packfp8.packing.capacity import counted, too_long, too_many_frames
 from packfp8.packing.lookahead import Lookahead
 from packfp8.packing.snapshot import settings_checked
 
@@ -24,10 +24,17 @@ class RowPacker:
         lookahead: arrivals among which a batch may choose; nobody waits longer.
         max_sequences: most rows in a batch.
         over_budget: "error" raises BudgetError for an example that no batch can hold, "set_aside" lists it.
+        frame_budget: most encoder frames in a batch; None does not count them.
     """
 
     def __init__(
-        self, rule, budget: int, lookahead: int = 256, max_sequences: int | None = None, over_budget: str = "error"
+        self,
+        rule,
+        budget: int,
+        lookahead: int = 256,
+        max_sequences: int | None = None,
+        over_budget: str = "error",
+        frame_budget: int | None = None,
     ) -> None:
         self._row = rule.row
         self._rows = [0]  # rule.row by number of rows, as far as it was asked
@@ -35,19 +42,22 @@ class RowPacker:
         self._most = self._budget if max_sequences is None else counted("max_sequences", max_sequences)
         self._admission = Admission(over_budget)
         self._lookahead = Lookahead(counted("lookahead", lookahead))
+        self._frame_budget = None if frame_budget is None else counted("frame_budget", frame_budget)
         self._settings = {
             "budget": self._budget,
             "rows": [rule.row(number) for number in range(1, 9)],  # stands for the rule
             "lookahead": int(lookahead),
             "max_sequences": self._most,
             "over_budget": over_budget,
+            "frame_budget": self._frame_budget,
         }
         self._closed: deque[list] = deque()
 
-    def push(self, key, length: int) -> None:
-        """Let an example of `length` tokens arrive; `key` is what `pop` returns for it.
+    def push(self, key, length: int, frames: int = 0) -> None:
+        """Let an example of `length` tokens and `frames` encoder frames arrive; `key` is what `pop` returns for it.
 
-        Raises LengthError for a length that is not a whole number of at least 1, BudgetError for one longer than a row.
+        Raises LengthError for a length that is not a whole number of at least 1, or with a frame budget for frames that are
+        none of at least 0; BudgetError for an example that no batch can hold.
         """
         length = whole_length(key, length)
         alone = self._tokens(1, length)
@@ -55,7 +65,11 @@ class RowPacker:
             error = too_long(f"example {key!r}", length, self._budget, slot=f"a row of {alone}")
             self._admission.refuse(error, key, length)
             return
-        self._lookahead.add(key, length)
+        frames = 0 if self._frame_budget is None else whole_frames(key, frames)
+        if self._frame_budget is not None and frames > self._frame_budget:
+            self._admission.refuse(too_many_frames(f"example {key!r}", frames, self._frame_budget), key, length)
+            return
+        self._lookahead.add(key, length, frames)
         while self._lookahead.overdue:
             self._close()
 
@@ -104,11 +118,16 @@ class RowPacker:
         rising = sorted((size, number) for number, size in sizes.items())
         anchor = bisect_left(rising, (sizes[number], number))
         tokens = [0, *accumulate(size for size, _ in rising)]
+        frames = []
+        if self._frame_budget is not None:
+            frames = [0, *accumulate(self._lookahead.frames.get(number, 0) for _, number in rising)]
         best = (0, 0, anchor, anchor)
         for last in range(anchor, len(rising)):
             if (last - anchor + 1) * rising[last][0] > self._budget:
                 break
             first = last + 1 - self._rows_of(rising[last][0], last + 1)
+            if frames:  # begins later where there would be too many
+                first = bisect_left(frames, frames[last + 1] - self._frame_budget, first)
             if first <= anchor:
                 padded = self._tokens(last + 1 - first, rising[last][0])
                 best = max(best, (tokens[last + 1] - tokens[first], -padded, first, last))

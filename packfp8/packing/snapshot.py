@@ -8,6 +8,7 @@ from packfp8.errors import StateError
 def settings_checked(kind: str, settings: dict, fields: tuple[str, ...], state: dict) -> dict:
     """Return the state; raises StateError where it lacks a field or was saved under other settings."""
     missing = [name for name in ("settings", *fields) if not isinstance(state, dict) or name not in state]
+    missing = missing or [name for name in settings if name not in state["settings"]]
     if missing:
         raise StateError(
             f"this is not a state of {kind}",

@@ -34,14 +34,23 @@ def packed(drain):
 
 
 @pytest.fixture(scope="session")
-def real_lengths(outside_data):
-    """real_lengths(name): tokens of a real corpus: 12.5 frames a second, a quarter of the text's bytes, 24 of a prompt."""
+def real_parts(outside_data):
+    """real_parts(name): (tokens, frames) of a real corpus: 12.5 frames a second, a quarter of the text's bytes, 24 of a prompt.
 
-    def read(name: str) -> list[int]:
+    Frames are those in the encoder's budget: with one of silence after the clip.
+    """
+
+    def read(name: str) -> list[tuple[int, int]]:
         with (outside_data / "lengths" / name).open(newline="") as lines:
-            return [
-                int(12.5 * float(row["duration_s"])) + int(row.get("utf8_bytes") or row["chars"]) // 4 + 24
-                for row in csv.DictReader(lines)
-            ]
+            rows = list(csv.DictReader(lines))
+        frames = [int(12.5 * float(row["duration_s"])) for row in rows]
+        texts = [int(row.get("utf8_bytes") or row["chars"]) // 4 + 24 for row in rows]
+        return [(count + text, count + 1) for count, text in zip(frames, texts)]
 
     return read
+
+
+@pytest.fixture(scope="session")
+def real_lengths(real_parts):
+    """real_lengths(name): tokens of a real corpus."""
+    return lambda name: [tokens for tokens, _ in real_parts(name)]
