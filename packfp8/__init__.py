@@ -19,7 +19,7 @@ _ROOMS = {
     "packfp8.layout": ("Slots", "Plan"),
     "packfp8.data": (
         "Example", "Turn", "Clip", "Collator", "PackedBatch", "PackingSampler", "PackedDataset", "corpus",
-        "ShardedPackingSampler", "PeerLoader", "Progress", "check_loader", "check_start", "in_lockstep",
+        "ShardedPackingSampler", "MicroBatches", "PeerLoader", "Progress", "check_loader", "check_start", "in_lockstep",
     ),
     "packfp8.model": ("PackedModel", "Fp8"),
 }  # fmt: skip

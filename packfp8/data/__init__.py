@@ -8,6 +8,7 @@ from packfp8.data.corpus import corpus
 from packfp8.data.dataset import PackedDataset
 from packfp8.data.example import Example, Turn, as_example, as_examples
 from packfp8.data.lockstep import in_lockstep
+from packfp8.data.micro_batches import MicroBatches
 from packfp8.data.peers import check_peers, check_plan, check_start
 from packfp8.data.progress import Progress
 from packfp8.data.reshard import check_loader
@@ -18,6 +19,7 @@ __all__ = [
     "Clip",
     "Collator",
     "Example",
+    "MicroBatches",
     "PackedBatch",
     "PackedDataset",
     "PackingSampler",

@@ -71,6 +71,16 @@ def _no_sequences(max_sequences: int) -> ConfigError:
     )
 
 
+def check_buckets(budget: int | None, *, rule: Alignment, static: bool) -> None:
+    """Nothing, where packs have a capacity to take eighths of, and no constant size already.
+
+    Raises:
+        ConfigError: no budget, a padded layout, or static.
+    """
+    if budget is None or rule.layout == "bshd" or static:
+        raise _no_buckets(budget, rule, static)
+
+
 def _unknown_policy(name: str, policy: object) -> ConfigError:
     return ConfigError(
         f"{name} is not a policy",
@@ -128,4 +138,14 @@ def _no_clips(frame_budget: int) -> ConfigError:
         expected=f"at least {LEAST_ROOM_FRAMES}, or None for no bound",
         because="the smallest room is one encoder frame of its clip and one of silence",
         fix="leave out frame_budget, or give the most encoder frames that a pack may hold",
+    )
+
+
+def _no_buckets(budget: int | None, rule: Alignment, static: bool) -> ConfigError:
+    return ConfigError(
+        "packs cannot be rounded up to buckets",
+        got=f"budget={budget}, layout {rule.layout!r}, static={static}",
+        expected="a budget, layout 'thd', and static=False",
+        because="buckets are eighths of a budget in slots of their own sizes, and static packs have one size already",
+        fix="give the budget that the sampler packs to, or leave out buckets",
     )

@@ -13,13 +13,14 @@ import torch
 
 from packfp8.data.audio import Loaded
 from packfp8.data.batch import IGNORED, PackedBatch
-from packfp8.data.checks import POLICIES, check_bounds, check_policies, check_static
+from packfp8.data.checks import POLICIES, check_bounds, check_buckets, check_policies, check_static
 from packfp8.data.content import checksum, cu_seqlens, ids_and_labels
 from packfp8.data.example import Example
+from packfp8.data.extent import Extent, common_extent, extent_of
 from packfp8.data.intake import Intake, Taken
 from packfp8.data.packed_audio import one_row, waveforms
 from packfp8.errors import ExampleError
-from packfp8.layout import Plan, make_plan
+from packfp8.layout import Buckets, Constant, Least, Plan, make_plan
 from packfp8.lengths import Measure
 from packfp8.rule import Alignment, checked_rule
 
@@ -44,12 +45,14 @@ class Collator:
         max_sequences: most sequences of a pack; needed with `static`.
         frame_budget: most encoder frames of a pack's clips, each with its room's silence; needed with `static`, unless the
             measure knows no audio. It bounds the whole pack; each CP rank's row is as long.
+        buckets: tokens, offsets and `max_seqlen` of a pack are rounded up to a few sizes (`packfp8.layout.Buckets`), so that a
+            compiler meets few shapes. Needs a budget; audio stays as it is.
         share_encoder: whether each clip is encoded by one CP rank, and its frames sent to those that hold them: the model must
             then have the CP group.
 
     Raises:
-        ConfigError: an unknown policy, no room for a sequence or a clip; `static` without its bounds, with a shared encoder, or
-            with one whose clips cannot stand in one row (`packfp8.lengths.check_rooms`).
+        ConfigError: an unknown policy, no room for a sequence or a clip; `static` or `buckets` without their bounds, or both;
+            `static` with a shared encoder, or with one whose clips cannot stand in one row (`packfp8.lengths.check_rooms`).
         BudgetError: a budget below the least pack.
         RuleError: a rule that is none.
     """
@@ -67,6 +70,7 @@ class Collator:
         static: bool = False,
         max_sequences: int | None = None,
         frame_budget: int | None = None,
+        buckets: bool = False,
         share_encoder: bool = False,
     ) -> None:
         checked_rule(rule)
@@ -74,6 +78,8 @@ class Collator:
         check_bounds(max_sequences=max_sequences, frame_budget=frame_budget, measure=measure)
         if static:
             check_static(budget, max_sequences, frame_budget, measure=measure, rule=rule, share_encoder=share_encoder)
+        if buckets:
+            check_buckets(budget, rule=rule, static=static)
         if budget is not None:
             rule.floor(budget)
         hop_samples = measure.frames.hop_samples if measure.frames else 0
@@ -81,7 +87,8 @@ class Collator:
         self.max_sequences, self.frame_budget = max_sequences, frame_budget
         self.over_budget, self.on_fault, self.resample = over_budget, on_fault, resample
         self.tolerance_samples = hop_samples if tolerance_samples is None else tolerance_samples
-        self.static, self.share_encoder = static, share_encoder
+        self.static, self.buckets, self.share_encoder = static, buckets, share_encoder
+        self.sizes = self._sizes()
         self.intake = Intake(**{field.name: getattr(self, field.name) for field in fields(Intake)})
 
     def __call__(self, items: Iterable) -> PackedBatch:
@@ -106,30 +113,59 @@ class Collator:
 
     def collate(self, items: Iterable, *, step: int = 0) -> PackedBatch:
         """The batch of `items` at `step`; of none, a pack of filler alone, whose loss has zero weight."""
-        return self._made(self.intake.take(items), step, [self.rule])[0]
+        taken = self.intake.take(items)
+        return self._made(taken, step, [self.rule], extent_of(taken, self.sizes, self.rule))[0]
 
     def slabs(self, items: Iterable, *, step: int = 0) -> tuple[PackedBatch, ...]:
         """The batches of all CP ranks, in their order; each clip is read once."""
         topology = self.rule.topology
         ranks = [replace(topology, cp_rank=rank) for rank in range(topology.cp)]
-        return self._made(self.intake.take(items), step, [replace(self.rule, topology=rank) for rank in ranks])
+        rules, taken = [replace(self.rule, topology=rank) for rank in ranks], self.intake.take(items)
+        return self._made(taken, step, rules, extent_of(taken, self.sizes, self.rule))
 
-    def _made(self, taken: Taken, step: int, rules: list[Alignment]) -> tuple[PackedBatch, ...]:
+    def micro_batches(self, groups: Iterable[Iterable], *, step: int = 0) -> tuple[PackedBatch, ...]:
+        """The batches of one step's micro-batches, all with tokens of one shape: that of the largest of them.
+
+        Pipeline stages exchange activations of one shape. THD: one `T`, a multiple of the rule's total and within the budget.
+        BSHD: one `[B, S/cp]`, the most rows and the longest; rows without an example are filler. Offsets and `max_seqlen` are
+        each micro-batch's own, and audio too, unless `static` keeps them constant.
+
+        Args:
+            groups: the examples of each micro-batch; of none, a pack of filler alone.
+
+        Raises:
+            ExampleError: there is no micro-batch.
+            BudgetError: BSHD, the most rows of the longest are over the budget, though each micro-batch is within it.
+            what the batch of one group raises.
+        """
+        taken = [self.intake.take(group) for group in groups]
+        extent = common_extent(taken, self.sizes, self.rule, self.budget)
+        return tuple(self._made(one, step, [self.rule], extent)[0] for one in taken)
+
+    def _sizes(self) -> Least | Buckets | Constant:
+        if self.static:
+            return Constant(capacity=self.rule.floor(self.budget), max_sequences=self.max_sequences)
+        if self.buckets:
+            return Buckets(rule=self.rule, capacity=self.rule.floor(self.budget), max_sequences=self.max_sequences)
+        return Least(rule=self.rule)
+
+    def _made(self, taken: Taken, step: int, rules: list[Alignment], extent: Extent) -> tuple[PackedBatch, ...]:
         """The batches of a pack as the CP rank of each rule sees it."""
         clips, loaded = taken.clips, taken.loaded
-        plans = [self._plan(taken, rule) for rule in rules]
+        plans = [self._plan(taken, rule, extent) for rule in rules]
         for n in sorted({int(n) for plan in plans for n in plan.clips}):
             if id(clips[n]) not in loaded:
                 loaded[id(clips[n])] = self.intake.load(clips[n])
         return tuple(self._batch(plan, taken, [loaded[id(clips[n])] for n in plan.clips], step) for plan in plans)
 
-    def _plan(self, taken: Taken, rule: Alignment) -> Plan:
+    def _plan(self, taken: Taken, rule: Alignment, extent: Extent) -> Plan:
         spans = [(n, c.start, c.encoder_frames) for n, (_, encoded) in enumerate(taken.kept) for c in encoded.clips]
         return make_plan(
             taken.lengths,
             spans,
             rule,
-            total=rule.floor(self.budget) if self.static else None,
+            total=extent.tokens,
+            rows=extent.rows,
             ids=[example.id for example, _ in taken.kept],
             share_encoder=self.share_encoder,
             frame_budget=self.frame_budget if self.static else None,
@@ -152,8 +188,8 @@ class Collator:
             position_ids=local(plan.position_ids),
             seq_idx=local(plan.seq_idx),
             padding_mask=local(plan.padding_mask),
-            cu_seqlens=cu_seqlens(slots, self.max_sequences if self.static else None),
-            max_seqlen=slots.total if self.static else slots.longest,
+            cu_seqlens=cu_seqlens(slots, self.sizes.offsets(len(slots.sizes))),
+            max_seqlen=self.sizes.longest(slots.longest),
             audio=waves,
             audio_lens=lens,
             audio_offsets=begins,

@@ -26,8 +26,8 @@ def ids_and_labels(encoded: list[Encoded], slots: Slots) -> tuple[np.ndarray, np
     return ids, labels
 
 
-def cu_seqlens(slots: Slots, max_sequences: int | None) -> torch.Tensor:
-    """int32 padded offsets; with `max_sequences` always `max_sequences + 2` of them, the last repeated."""
+def cu_seqlens(slots: Slots, count: int) -> torch.Tensor:
+    """int32 `[count]`, padded offsets, the last repeated where there are fewer."""
     if slots.total >= 2**31:
         raise BudgetError(
             "the offsets of the pack do not fit their type",
@@ -36,9 +36,7 @@ def cu_seqlens(slots: Slots, max_sequences: int | None) -> torch.Tensor:
             because="attention kernels take int32 offsets, and one that wraps reads another sequence's memory",
             fix="lower the budget",
         )
-    offsets = slots.offsets
-    if max_sequences is not None:
-        offsets = np.append(offsets, np.full(max_sequences + 2 - len(offsets), offsets[-1]))
+    offsets = np.append(slots.offsets, np.full(count - len(slots.offsets), slots.total))
     return torch.from_numpy(offsets.astype(np.int32))
 
 

@@ -30,20 +30,29 @@ class PackedDataset(Dataset):
             ConfigError: something else than a pack, or one that was packed by another rule or measure.
             AudioError, LengthError, ExampleError, BudgetError: as the collator does.
         """
-        if not isinstance(pack, SampledPack):
-            raise ConfigError(
-                "the dataset is given something else than a pack",
-                got=type(pack).__name__,
-                expected="a SampledPack, as PackingSampler yields",
-                because="only a sampler that packs to the budget gives every rank as many steps as the others",
-                fix="DataLoader(dataset, sampler=PackingSampler(...), batch_size=None), or collate_fn=Collator(...)",
-            )
-        if pack.fingerprint != self.fingerprint:
-            raise ConfigError(
-                "the sampler packs by another rule or measure than the collator",
-                got=f"sampler {pack.fingerprint}",
-                expected=f"collator {self.fingerprint}",
-                because="a pack that is full by one may be too long, or illegal, by another",
-                fix="give the same rule and measure to PackingSampler and Collator",
-            )
+        check_pack(pack, self.fingerprint)
         return self.collator.collate(pack, step=pack.step)
+
+
+def check_pack(pack: object, fingerprint: str) -> None:
+    """Nothing, where it is a pack of a sampler that packs by this rule and measure.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(pack, SampledPack):
+        raise ConfigError(
+            "the dataset is given something else than a pack",
+            got=type(pack).__name__,
+            expected="a SampledPack, as PackingSampler yields",
+            because="only a sampler that packs to the budget gives every rank as many steps as the others",
+            fix="DataLoader(dataset, sampler=PackingSampler(...), batch_size=None), or collate_fn=Collator(...)",
+        )
+    if pack.fingerprint != fingerprint:
+        raise ConfigError(
+            "the sampler packs by another rule or measure than the collator",
+            got=f"sampler {pack.fingerprint}",
+            expected=f"collator {fingerprint}",
+            because="a pack that is full by one may be too long, or illegal, by another",
+            fix="give the same rule and measure to PackingSampler and Collator",
+        )
