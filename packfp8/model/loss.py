@@ -66,7 +66,7 @@ def supervised_rows(hidden: Tensor, labels: Tensor, count: int | None) -> tuple[
 
 def is_replayed() -> bool:
     """Whether the code runs to be captured as a CUDA graph or compiled: what one batch counts must not be a shape there."""
-    return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    return torch.compiler.is_compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def scaled(total: Tensor, topology: Topology, global_supervised: int | Tensor) -> Tensor:

@@ -1,0 +1,415 @@
+"""CapturedStep without a GPU: kernel by kernel, and its bookkeeping around a stand-in for the graph."""
+
+import copy
+import sys
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from packfp8.data import Collator, PackedBatch
+from packfp8.errors import ConfigError, StateError
+from packfp8.model import captured, wrapper
+from packfp8.model.captured import CapturedStep
+from packfp8.rule import align
+
+RULE = align("block")
+STATIC = {"static": True, "budget": 256, "max_sequences": 6, "frame_budget": 40}
+EPOCH = ([0, 1, 2], [3], [2], [], [4, 5, 1, 0], [5, 2], [0, 3], [1])
+
+
+@pytest.fixture
+def epoch(measure, mixed):
+    """epoch(lists of numbers of examples) -> their static batches."""
+
+    def epoch(chosen=EPOCH, **options):
+        collator = Collator(measure=measure, rule=RULE, **{**STATIC, **options})
+        return [collator.collate([mixed[n] for n in numbers], step=step) for step, numbers in enumerate(chosen)]
+
+    return epoch
+
+
+class Nothing:
+    """A stream or an event of a machine without any."""
+
+    def __init__(self, *args):
+        pass
+
+    wait_stream = wait_event = record = __init__
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *fault):
+        pass
+
+
+class Rerun:
+    """In the place of a graph: runs the step anew, with the tensors that it was made with."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, run, model, optimizer, *, stream, beside=()):
+        self.run, self.training, self.out = run, model.training, None
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.overwrites = all(p.grad is None for p in self.parameters)
+        self.gradients = [torch.zeros_like(p) if self.overwrites else p.grad for p in self.parameters]
+        self.first_of = lambda: next(iter(optimizer.state.values()))["exp_avg"] if optimizer else None
+        self.state = self.first_of()
+        Rerun.made.append(self)
+
+    def replay(self):
+        before = [parameter.grad for parameter in self.parameters]
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient.zero_() if self.overwrites else gradient
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wrapper, "is_replayed", lambda: True)
+            out = self.run()
+        self.out = out if self.out is None else self.out
+        for kept, now in zip(self.out[:2], out[:2], strict=True):
+            kept.copy_(now)
+        for parameter, gradient in zip(self.parameters, before, strict=True):
+            parameter.grad = gradient  # a graph knows tensors, and no attributes
+
+    def is_stale(self, optimizer):
+        return self.state is not self.first_of()
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Graphs, streams and pinned memory are stand-ins; the graphs that were made."""
+    for name in ("Stream", "Event", "stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, Nothing)
+    monkeypatch.setattr(PackedBatch, "pin_memory", lambda self: self)
+    monkeypatch.setattr(captured, "_why_never", lambda parameters, device: None)
+    monkeypatch.setattr(captured, "Graph", Rerun)
+    monkeypatch.setattr(Rerun, "made", [])
+    return Rerun.made
+
+
+@pytest.fixture(params=["no GPU", "stand-in"])
+def anywhere(request):
+    """Both without a GPU and with the stand-in."""
+    return request.getfixturevalue("graphs") if request.param == "stand-in" else None
+
+
+def adamw(model, **options):
+    return torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2, dtype=torch.float64), capturable=True, **options)
+
+
+def trained(model, batches, optimizer, call=None):
+    """The losses of a training, and its parameters afterwards."""
+    losses = []
+    for batch in batches:
+        count = torch.tensor(max(1, batch.num_supervised))
+        if call is None:
+            optimizer.zero_grad()
+            out = model(batch, global_supervised=count)
+            out.loss.backward()
+            optimizer.step()
+        else:
+            out = call(batch, count)
+        losses.append(out.loss.item())
+    return losses, [p.detach().clone() for p in model.parameters()]
+
+
+def lines(caught):
+    return str(caught.value).splitlines()
+
+
+# -- equal to the plain model ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _capturable_on_a_cpu(monkeypatch):
+    """torch asks for a GPU otherwise."""
+    monkeypatch.setattr(sys.modules["torch.optim.adam"], "_get_capturable_supported_devices", lambda **_: ["cpu"])
+
+
+@pytest.mark.usefixtures("_capturable_on_a_cpu")
+@pytest.mark.parametrize("inside", [False, True], ids=["optimizer outside", "optimizer inside"])
+def test_a_training_is_that_of_the_plain_model_from_its_first_step_on(build, epoch, anywhere, inside):
+    batches = epoch()
+    plain, model = build(RULE, loss_rows=64), build(RULE, loss_rows=64)  # as many rows replayed as not: equal bit for bit
+    expected = trained(plain, batches, adamw(plain))
+    optimizer = adamw(model)
+    step = CapturedStep(model, batches[0], optimizer=optimizer if inside else None)
+
+    def call(batch, count):
+        out = step(batch, global_supervised=count)
+        if not inside:
+            optimizer.step()
+        return out
+
+    assert trained(model, step.feed(batches), optimizer, call)[0] == expected[0]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), expected[1]))
+    assert len(set(expected[0])) == len(batches) - 1  # two of them have nothing to learn from
+    if anywhere is None:
+        assert step.fallbacks == {"no CUDA GPU": len(batches)}
+    else:
+        assert not step.fallbacks
+        assert step.replays == len(batches) - 3
+        assert len(anywhere) == 1
+
+
+def test_the_micro_batches_of_a_window_add_up(build, epoch, anywhere):
+    batches = epoch()
+    plain, model = build(RULE), build(RULE)
+    step = CapturedStep(model, batches[0], warmup=1)
+    for _ in range(3):
+        for begin in (0, 4):
+            window = batches[begin : begin + 4]
+            count = torch.tensor(sum(batch.num_supervised for batch in window))
+            plain.zero_grad()
+            for n, batch in enumerate(window):
+                plain(batch, global_supervised=count).loss.backward()
+                step(batch, global_supervised=count, is_first_microbatch=n == 0)
+            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+    if anywhere is not None:
+        # The first window runs kernel by kernel, and so do additions to gradients that are not yet those of a graph.
+        assert step.replays == 5 * 4
+        assert len(anywhere) == 2
+        assert anywhere[0].gradients == anywhere[1].gradients
+
+
+def test_is_first_microbatch_reaches_a_language_model_that_takes_it(build, epoch, anywhere):
+    model, told = build(RULE), []
+    forward = model.llm.forward
+
+    def forward_told(x, *, is_first_microbatch=None, **rest):
+        told.append(is_first_microbatch)
+        return forward(x, **rest)
+
+    model.llm.forward = forward_told
+    batch = epoch([[0]])[0]
+    step = CapturedStep(model, batch)
+    for first in (None, True, False):
+        step(batch, global_supervised=99, is_first_microbatch=first)
+    assert told == [None, True, False]
+
+
+def test_zero_grad_between_steps_changes_nothing(build, epoch, graphs):
+    model, batch = build(RULE, loss_rows=64), epoch([[0, 3]])[0]
+    step = CapturedStep(model, batch, warmup=1)
+    found = []
+    for _ in range(4):
+        step(batch, global_supervised=32)
+        found.append([p.grad.clone() for p in model.parameters()])
+        model.zero_grad(set_to_none=True)
+    assert step.replays == 3
+    for gradients in found[1:]:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients, found[0], strict=True))
+
+
+# -- falling back ------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_another_shape_runs_all_the_same_and_is_counted_by_its_reason(build, epoch, measure, mixed, graphs):
+    plain, model = build(RULE), build(RULE)
+    batches = epoch()
+    other = Collator(measure=measure, rule=RULE).collate(mixed)
+    longer = replace(batches[1], max_seqlen=255)
+    step = CapturedStep(model, batches[0], warmup=1)
+    for batch in (batches[0], other, batches[1], longer, other, batches[2]):
+        plain.zero_grad()
+        expected = plain(batch, global_supervised=99)
+        expected.loss.backward()
+        out = step(batch, global_supervised=99)
+        torch.testing.assert_close(out.loss, expected.loss.detach(), rtol=0, atol=1e-12)
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+    assert step.fallbacks == {"another input_ids": 2, "another max_seqlen": 1}
+    assert step.replays == 2
+    assert len(graphs) == 1
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), graphs[0].gradients))
+
+
+def test_a_window_of_mixed_shapes_adds_up(build, epoch, measure, mixed, graphs):
+    plain, model = build(RULE), build(RULE)
+    batches, other = epoch(), Collator(measure=measure, rule=RULE).collate(mixed)
+    step = CapturedStep(model, batches[0], warmup=1)
+    for window in (
+        [batches[0], batches[4]],
+        [batches[5], batches[6]],
+        [batches[0], other, batches[6]],
+        [other, batches[4], other],
+    ):
+        plain.zero_grad()
+        for n, batch in enumerate(window):
+            plain(batch, global_supervised=99).loss.backward()
+            step(batch, global_supervised=99, is_first_microbatch=n == 0)
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+    assert step.replays == 2 + 2 + 1
+    assert step.fallbacks == {"another input_ids": 3}
+
+
+def test_a_model_in_another_mode_falls_back(build, epoch, graphs):
+    model, batch = build(RULE), epoch([[0, 3]])[0]
+    step = CapturedStep(model, batch, warmup=1)
+    for training in (True, True, False, True):
+        model.train(training)
+        step(batch, global_supervised=99)
+    assert step.fallbacks == {"another mode of the model": 1}
+    assert step.replays == 2
+
+
+def test_one_sequence_handed_over_as_a_row_is_not_replayed_for_several(build, epoch, graphs):
+    model = build(RULE)
+    model.llm.layouts = ("bshd",)
+    one, several = epoch([[0], [0, 1]])
+    step = CapturedStep(model, one, warmup=1)
+    for _ in range(2):
+        step(one, global_supervised=99)
+    with pytest.raises(ConfigError, match="would attend across the sequences"):
+        step(several, global_supervised=99)
+
+
+@pytest.mark.usefixtures("_capturable_on_a_cpu")
+def test_a_state_that_was_loaded_into_the_optimizer_is_captured_anew(build, epoch, graphs):
+    plain, model = build(RULE), build(RULE)
+    batches = epoch()
+    optimizers = adamw(plain), adamw(model)
+    step = CapturedStep(model, batches[0], optimizer=optimizers[1], warmup=1)
+    losses = []
+    for n, batch in enumerate(batches):
+        if n == 5:
+            for optimizer in optimizers:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        plain.zero_grad()
+        expected = plain(batch, global_supervised=torch.tensor(99))
+        expected.loss.backward()
+        optimizers[0].step()
+        losses.append((step(batch, global_supervised=99).loss.item(), expected.loss.item()))
+    assert all(ours == pytest.approx(theirs, abs=1e-12) for ours, theirs in losses)
+    assert len(graphs) == 2
+
+
+# -- what is copied ahead ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_feed_gives_every_batch_in_order_one_behind(build, epoch, anywhere, count):
+    batches, asked = epoch()[:count], []
+
+    def loader():
+        for batch in batches:
+            asked.append(batch.step)
+            yield batch
+
+    step = CapturedStep(build(RULE), epoch([[0]])[0])
+    given = []
+    for batch in step.feed(loader()):
+        given.append((batch.step, len(asked)))
+        step(batch, global_supervised=99)
+    assert given == [(n, min(n + 2, count)) for n in range(count)]
+
+
+def test_batches_that_were_sent_ahead_and_left_out_do_no_harm(build, epoch, graphs):
+    plain, model = build(RULE), build(RULE)
+    batches = epoch()
+    step = CapturedStep(model, batches[0], warmup=1)
+    order = (0, 4, 5, 4, 1, 6, 0)
+    for sent, given in zip((4, 1, 3, 6, 2, 0, 5), order, strict=True):
+        step.prefetch(batches[sent])
+        expected = plain(batches[given], global_supervised=99).loss
+        torch.testing.assert_close(step(batches[given], global_supervised=99).loss, expected.detach(), rtol=0, atol=1e-12)
+    assert step.replays == len(order) - 1
+
+
+def test_two_batches_may_be_on_their_way(build, epoch, graphs):
+    batches = epoch()
+    step, copies = CapturedStep(build(RULE), batches[0]), []
+    send = step._static.send
+    step._static.send = lambda batch: copies.append(batch.step) or send(batch)
+    for batch in batches[:3]:
+        step.prefetch(batch)
+    for batch in (batches[1], batches[2], batches[0]):
+        step(batch, global_supervised=99)
+    assert copies == [0, 1, 2, 0]
+
+
+def test_a_batch_of_another_shape_is_not_sent_ahead(build, epoch, measure, mixed, graphs):
+    other = Collator(measure=measure, rule=RULE).collate(mixed)
+    step = CapturedStep(build(RULE), epoch([[0]])[0])
+    step.prefetch(other)
+    assert step(other, global_supervised=99).loss > 0
+
+
+def test_the_tensors_of_a_batch_stand_side_by_side(build, epoch, graphs):
+    batches = epoch()
+    step = CapturedStep(build(RULE), batches[0])
+    placed = step._static.take(batches[4])
+    storages = set()
+    for name in ("input_ids", "labels", "padding_mask", "cu_seqlens", "audio", "audio_offsets", "audio_source"):
+        tensor = getattr(placed, name)
+        assert torch.equal(tensor, getattr(batches[4], name))
+        assert tensor.data_ptr() % 16 == 0
+        storages.add(tensor.untyped_storage().data_ptr())
+    assert len(storages) == 1
+    assert placed.ids == batches[4].ids
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_another_rule_is_refused_also_where_it_would_be_replayed(build, epoch, measure, mixed, anywhere):
+    batch = epoch([[0]])[0]
+    step = CapturedStep(build(RULE), batch, warmup=1)
+    for _ in range(2):
+        step(batch, global_supervised=99)
+    foreign = Collator(measure=measure, rule=align("mxfp8"), **STATIC).collate(mixed[:1])
+    with pytest.raises(StateError, match="was made by another rule"):
+        step(foreign, global_supervised=99)
+    with pytest.raises(ConfigError, match="global_supervised is less than"):
+        step(batch, global_supervised=1)
+
+
+def test_an_optimizer_inside_steps_for_windows_of_one_alone(build, epoch):
+    model = build(RULE)
+    batch = epoch([[0]])[0]
+    step = CapturedStep(model, batch, optimizer=torch.optim.SGD(model.parameters()))
+    with pytest.raises(ConfigError) as caught:
+        step(batch, global_supervised=99, is_first_microbatch=True)
+    assert lines(caught) == [
+        "the optimizer would step after every micro-batch",
+        "  got:      is_first_microbatch=True, and an optimizer inside the captured step",
+        "  expected: is_first_microbatch=None, or the optimizer outside",
+        "  because:  gradients of a window are added up before the optimizer takes them",
+        "  fix:      CapturedStep(model, example) without the optimizer, and optimizer.step() after each window",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        ({"lr": 1e-3}, "capturable=False, a learning rate of type float"),
+        ({"lr": 1e-3, "capturable": True}, "capturable=True, a learning rate of type float"),
+        ({"lr": torch.tensor(1e-3)}, "capturable=False, a learning rate of type Tensor"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_replayed_is_refused(build, epoch, graphs, options, got):
+    model = build(RULE)
+    with pytest.raises(ConfigError) as caught:
+        CapturedStep(model, epoch([[0]])[0], optimizer=torch.optim.AdamW(model.parameters(), foreach=False, **options))
+    assert lines(caught) == [
+        "a step of AdamW cannot be replayed",
+        f"  got:      {got}",
+        "  expected: capturable=True, and a learning rate that is a tensor",
+        "  because:  a graph keeps every number as it was at the capture: schedules would silently do nothing",
+        '  fix:      AdamW(..., lr=torch.tensor(1e-4, device="cuda"), capturable=True), or step the optimizer outside',
+    ]
+
+
+def test_a_capture_without_warm_up_is_refused(build, epoch):
+    with pytest.raises(ConfigError) as caught:
+        CapturedStep(build(RULE), epoch([[0]])[0], warmup=0)
+    assert lines(caught) == [
+        "a step cannot be captured before it has run",
+        "  got:      warmup=0",
+        "  expected: at least 1",
+        "  because:  libraries choose kernels, and delayed scaling takes note of its layers, in a step that is not captured",
+        "  fix:      leave it at 3",
+    ]
