@@ -1,10 +1,15 @@
-"""What the scripts for two GPUs share: this rank's place, a sharded model, the loss over all ranks. gloo serves a CPU."""
+"""What the scripts for two GPUs share: this rank's place, a sharded model, its gradient's norm.
+
+On a CPU there is gloo, and stand-ins for Transformer Engine's layers, without FP8.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,6 +29,14 @@ PLAIN = ("plain", "tensorwise")
 """Variants of the decoder in plain torch: BF16, and torchao's recipe on it. All others are of Transformer Engine's layers."""
 
 
+def stand_in_for_te() -> None:
+    """Nothing; this process then has layers in plain torch under Transformer Engine's names, and still no GPU."""
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "model"))
+    found = torch.cuda.is_available
+    importlib.import_module("te_stand_in").install()
+    torch.cuda.is_available, te.why_absent = found, lambda: None
+
+
 class Ranks:
     """The process group under torchrun: NCCL, or gloo on a CPU; and one of gloo beside it, for what stays on the host.
 
@@ -34,7 +47,7 @@ class Ranks:
     """
 
     def __init__(self, device: str) -> None:
-        local = int(os.environ["LOCAL_RANK"])
+        local, self._header = int(os.environ["LOCAL_RANK"]), header()
         self.device = torch.device(device, local) if device == "cuda" else torch.device(device)
         if device == "cuda":
             torch.cuda.set_device(self.device)
@@ -42,6 +55,7 @@ class Ranks:
         else:
             torch.set_num_threads(1)
             dist.init_process_group("gloo")
+            stand_in_for_te()
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.host = dist.new_group(backend="gloo", timeout=timedelta(seconds=120))
 
@@ -89,12 +103,12 @@ def fp8_of(variant: str, device: torch.device, *, sharded: bool = True) -> Fp8 |
 def build(
     variant: str, sizes: DecoderSizes, rule: Alignment, *, seed: int, device: torch.device, width: int = 256
 ) -> PackedModel:
-    """A model in float32 with parameters that `seed` alone decides; on a CPU the plain decoder stands in everywhere."""
+    """A model in float32 with parameters that `seed` alone decides."""
     torch.manual_seed(seed)
     llm, encoder, projector = PlainDecoder(sizes), PlainEncoder(width=width), PlainProjector(width=width, hidden=sizes.hidden)
     llm, encoder, projector = (part.to(device) for part in (llm, encoder, projector))
     consumer = "plain"
-    if variant not in PLAIN and device.type == "cuda":
+    if variant not in PLAIN:
         llm, consumer = TeDecoder(sizes, dtype=torch.float32, device=device).load_plain(llm.state_dict()), "te"
     parts = {"encoder": encoder, "projector": projector, "llm": llm, "frames": MEASURE.frames}
     model = PackedModel(**parts, rule=rule, consumer=consumer, fp8=fp8_of(variant, device))
@@ -121,7 +135,7 @@ def clip(parameters: list[nn.Parameter], most: float = 1.0) -> Tensor:
     return norm
 
 
-def forget() -> None:
+def forget(device: torch.device) -> None:
     """Nothing; Transformer Engine's list of the maxima of all models of this process is empty afterwards, as in a new one."""
-    if torch.cuda.is_available():
+    if device.type == "cuda":
         importlib.import_module("transformer_engine.pytorch.quantization").FP8GlobalStateManager.reset()

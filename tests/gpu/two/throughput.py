@@ -33,7 +33,6 @@ from packfp8 import Alignment, Clip, Collator, Example, StreamPacker, Topology, 
 from packfp8.data import PackedBatch
 from packfp8.data.example import as_example
 from packfp8.model import PackedModel
-from packfp8.model.gather import GatherOverRanks
 from packfp8.model.loss import count_supervised
 from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder
 from packfp8.model.plain_encoder import PlainEncoder, PlainProjector
@@ -123,17 +122,16 @@ class Bench:
         device, rule = self.ranks.device, self.rule(variant, way)
         torch.manual_seed(0)
         encoder, projector = PlainEncoder(width=WIDTH), PlainProjector(width=WIDTH, hidden=self.sizes.hidden)
-        plain = variant in PLAIN or device.type == "cpu"
+        plain = variant in PLAIN
         if plain:
             with torch.device(device):
                 llm = PlainDecoder(self.sizes).bfloat16()
         else:
             split = {"tp_group": self.mesh["tp"].get_group(), "sp": True} if way == TP else {}
             llm = TeDecoder(self.sizes, device=device, **split)
-        if way == CP and plain:
-            llm.gather = GatherOverRanks(self.mesh["cp"].get_group())
-        elif way == CP:
-            llm.split_context(self.mesh["cp"].get_group(), comm="p2p")
+        if way == CP:
+            stream = torch.cuda.Stream() if device.type == "cuda" else object()
+            llm.split_context(self.mesh["cp"].get_group(), comm="p2p", stream=stream)
         model = PackedModel(
             encoder=encoder.to(device, torch.bfloat16),
             projector=projector.to(device, torch.bfloat16),
@@ -198,7 +196,7 @@ class Bench:
 
     def cell(self, variant: str, way: str, packs: dict[int, list[list[Example]]]) -> dict[int, float]:
         """Prints and returns the rate at each budget."""
-        forget()
+        forget(self.ranks.device)
         model, rates = self.model(variant, way), {}
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
         for budget in list(packs)[: 1 if variant in PLAIN else None]:
@@ -297,7 +295,7 @@ def main(hidden, layers, vocab, budgets, steps, rounds, idle_packs, only, second
             ranks.tell(f"{variant:<11}{way:<14}{ratios}")
     ranks.tell(f"{time.perf_counter() - started:.0f} s\n")
     if not only or "idle" in only:
-        forget()
+        forget(ranks.device)
         model = bench.model("bf16", ONE)
         for budget in budgets:
             tokens = budget * (idle_packs + 4)

@@ -237,7 +237,7 @@ def main(steps, resumed_steps, budget, hidden, layers, lr, copies, text_every, d
             continue
 
         def fresh(variant=variant, seed=seed) -> Training:
-            forget()
+            forget(ranks.device)
             return Training(variant, seed, sizes, data, ranks, budget=budget, lr=lr, workers=workers, text_every=text_every)
 
         folder = Path(folders[0]) / variant if variant in RESUMED and not seed else None
