@@ -213,11 +213,14 @@ def resumed(fresh, folder: Path, expected: torch.Tensor, until: int, variant: st
 @click.option("--workers", default=6, show_default=True, help="Processes of each rank that read audio.")
 @click.option("--only", multiple=True, help="Variants to run; all where none is given.")
 @click.option("--seconds", default=330.0, show_default=True, help="No run is begun after so many.")
+@click.option("--deterministic/--not-deterministic", default=True, show_default=True, help="Kernels that repeat to the bit.")
 @click.option("--picture", type=click.Path(path_type=Path), help="PNG file for all curves.")
-def main(steps, resumed_steps, budget, hidden, layers, lr, copies, text_every, device, workers, only, seconds, picture) -> None:
+def main(
+    steps, resumed_steps, budget, hidden, layers, lr, copies, text_every, device, workers, only, seconds, deterministic, picture
+) -> None:
     """Train every variant, resume some, and print the table."""
     started = time.perf_counter()
-    if device == "cuda":
+    if deterministic:
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
     ranks = Ranks(device)
