@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from packfp8.data.collate import Collator
 from packfp8.data.dataset import PackedDataset
+from packfp8.data.micro_batches import MicroBatches
 from packfp8.data.sampler import PackingSampler
 from packfp8.errors import ConfigError
 from packfp8.rule import Topology
@@ -53,7 +54,9 @@ def check_loader(loader: DataLoader) -> None:
     """
     parts = list(_parts(loader))
     dealers = [dealer for part in parts if (dealer := _dealer(part))]
-    if any(isinstance(part, (PackingSampler, PackedDataset)) for part in parts):  # Accelerate keeps the dataset alone
+    if any(
+        isinstance(part, (PackingSampler, PackedDataset, MicroBatches)) for part in parts
+    ):  # Accelerate keeps the dataset alone
         if dealers:
             raise _dealt_twice(dealers[0])
         return

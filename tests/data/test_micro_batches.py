@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from packfp8.data import Collator, MicroBatches, PackingSampler, check_loader
 from packfp8.errors import BudgetError, ConfigError, ExampleError
@@ -153,6 +153,14 @@ def test_the_state_after_a_step_is_that_of_its_last_micro_batch():
     again.load_state_dict(states[1])
     loader = DataLoader(MicroBatches(collator, count=2), sampler=BatchSampler(again, 2, drop_last=False), batch_size=None)
     assert [[batch.ids for batch in step] for step in loader] == steps[2:]
+
+
+def test_steps_that_a_framework_would_deal_out_again_are_refused():
+    """Where it keeps the dataset and puts a sampler of its own in the place of ours."""
+    _, collator = parts()
+    other = DistributedSampler(range(4), num_replicas=2, rank=0)
+    with pytest.raises(ConfigError, match="dealt out a second time"):
+        check_loader(DataLoader(MicroBatches(collator, count=2), sampler=other, batch_size=None))
 
 
 def test_it_is_picklable():
