@@ -176,14 +176,11 @@ class StreamPacker:
 
         With a frame budget exactly is by tokens or by frames, and examples that stand first need not be the older ones.
         """
-        ahead = self._lookahead
-        if self._frame_budget is None:
-            return self._fullest(ahead.sizes.items(), self._room)
-        frames_are_short = ahead.total_frames * self._capacity.units > ahead.units * self._frame_budget
+        ahead, budget = self._lookahead, self._frame_budget
+        frames_are_short = budget is not None and ahead.total_frames * self._capacity.units > ahead.units * budget
         if not frames_are_short:
-            fitting = [(n, size) for n, size in ahead.sizes.items() if ahead.frames.get(n, 0) <= self._frames_left]
-            chosen, exact = self._fullest(fitting, self._room)
-            if sum(ahead.frames.get(number, 0) for number in chosen) <= self._frames_left:
+            chosen, exact = self._fullest(ahead.sizes.items(), self._room)
+            if budget is None or sum(ahead.frames.get(number, 0) for number in chosen) <= self._frames_left:
                 return chosen, exact
         light, heavy = (self._light(), self._room), (self._heavy(), self._frames_left)
         for parts, room in (heavy, light) if frames_are_short else (light, heavy):
