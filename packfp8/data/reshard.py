@@ -54,9 +54,8 @@ def check_loader(loader: DataLoader) -> None:
     """
     parts = list(_parts(loader))
     dealers = [dealer for part in parts if (dealer := _dealer(part))]
-    if any(
-        isinstance(part, (PackingSampler, PackedDataset, MicroBatches)) for part in parts
-    ):  # Accelerate keeps the dataset alone
+    packed = (PackingSampler, PackedDataset, MicroBatches)  # Accelerate keeps the dataset alone
+    if any(isinstance(part, packed) for part in parts):
         if dealers:
             raise _dealt_twice(dealers[0])
         return
