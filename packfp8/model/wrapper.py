@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from packfp8.model.fp8 import Fp8
 
 
-_SILENT_SAMPLES = 16_000  # one second at 16 kHz, of which every encoder of speech makes a frame
+# One second at 16 kHz, of which every encoder of speech makes several frames. The shortest clip of all would leave a convolution
+# one frame to hear, and torch 2.13 on a CPU then leaves parts of a BF16 weight gradient as the memory was: NaN, at times.
+_SILENT_SAMPLES = 16_000
 
 
 class PackedOutput(NamedTuple):
@@ -70,8 +72,7 @@ class PackedModel(nn.Module):
         rule: the one that the batches are made by, with this rank's topology. Left out, the first batch brings it; give it
             where tp splits features, so that these are checked as each rank holds them.
         consumer: how the language model spells the metadata of a batch: a key of `packfp8.data.consumers.CONSUMERS`.
-        frames: of the measure; says how long the silence is that a rank without audio hears: the shortest that gives a frame.
-            One second where it is left out.
+        frames: of the measure; bounds the silence that a rank without audio hears. It lasts one second at 16 kHz.
         fp8: how the language model runs in FP8; None is none.
         loss_chunk_tokens: tokens whose logits are held at a time.
         loss_rows: most supervised tokens of a batch, for steps of one shape: the head then works on so many rows of every
@@ -102,7 +103,7 @@ class PackedModel(nn.Module):
         self.encoder, self.projector = encoder, projector
         self.llm = fp8.prepare(llm, rule or align(fp8.recipe)) if fp8 else llm
         self.rule, self.consumer, self.fp8 = rule, consumer, fp8
-        self.silent_samples = frames.shortest_samples if frames else _SILENT_SAMPLES
+        self.silent_samples = _silence(frames)
         self.loss_chunk_tokens, self.loss_rows = loss_chunk_tokens, loss_rows
         self.exchange = FrameExchange(cp_group) if cp_group is not None else alone
         self.row_values = widest_row(self.llm)
@@ -223,3 +224,10 @@ class PackedModel(nn.Module):
         if self.exchange is alone:
             check_alone(batch)
         warn_if_wrapping(batch, self.row_values)
+
+
+def _silence(frames: AudioFrames | None) -> int:
+    """Samples of the silence for an encoder: at least a frame of it, at most what it takes."""
+    if frames is None:
+        return _SILENT_SAMPLES
+    return max(frames.shortest_samples, min(_SILENT_SAMPLES, frames.limit_samples or _SILENT_SAMPLES))

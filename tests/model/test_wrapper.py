@@ -8,6 +8,7 @@ from torch import nn
 
 from packfp8.data import Collator
 from packfp8.errors import ConfigError, LengthError, PackError, StateError
+from packfp8.lengths import AudioFrames
 from packfp8.model import Fp8, PackedModel
 from packfp8.model.handover import handed
 from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder
@@ -316,6 +317,32 @@ def test_the_encoder_runs_with_zero_weight_where_there_is_no_audio(build, collat
     assert all(p.grad is not None and not p.grad.any() for p in audio_side)
     assert out.loss.isfinite()
     assert out.loss_sum.item() == 0 or examples == "text"
+
+
+def test_the_silence_is_long_enough_for_a_gradient_of_zero_in_bf16(build, collate, mixed):
+    """Of one frame alone, torch leaves parts of a BF16 convolution's weight gradient as the memory was."""
+    model, batch = build(BF16).bfloat16(), collate(examples=mixed[2:3])
+    for _ in range(20):
+        junk = [torch.full((size,), float("nan"), dtype=torch.bfloat16) for size in (8 * 10 * 3, 8 * 8 * 3) * 3]
+        del junk
+        model.zero_grad(set_to_none=True)
+        model(batch, global_supervised=batch.num_supervised).loss.backward()
+        assert all(not parameter.grad.any() for parameter in model.encoder.parameters())
+
+
+@pytest.mark.parametrize(
+    ("frames", "samples"),
+    [
+        (None, 16_000),
+        (AudioFrames.fastconformer(), 16_000),
+        (AudioFrames.whisper(), 16_000),
+        (AudioFrames(sample_rate=16_000, window_samples=400, hop_samples=160, limit_samples=8_000), 8_000),
+        (AudioFrames(sample_rate=16_000, window_samples=20_000, hop_samples=160), 20_000),
+    ],
+    ids=["not told", "FastConformer", "Whisper", "a limit below a second", "a window above a second"],
+)
+def test_the_silence_lasts_a_second_within_what_the_encoder_takes(build, frames, samples):
+    assert build(BF16, frames=frames).silent_samples == samples
 
 
 class Fp8Double:

@@ -111,10 +111,7 @@ def build(
     if variant not in PLAIN:
         llm, consumer = TeDecoder(sizes, dtype=torch.float32, device=device).load_plain(llm.state_dict()), "te"
     parts = {"encoder": encoder, "projector": projector, "llm": llm, "frames": MEASURE.frames}
-    model = PackedModel(**parts, rule=rule, consumer=consumer, fp8=fp8_of(variant, device))
-    if device.type == "cpu":
-        model.silent_samples = 16_000  # of a single frame, torch 2.13 leaves a BF16 convolution's gradient to chance there
-    return model
+    return PackedModel(**parts, rule=rule, consumer=consumer, fp8=fp8_of(variant, device))
 
 
 def shard(model: PackedModel, mesh: DeviceMesh) -> PackedModel:
