@@ -12,6 +12,7 @@ from packfp8.lengths import AudioFrames
 from packfp8.model import Fp8, PackedModel
 from packfp8.model.handover import handed
 from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder
+from packfp8.model.plain_encoder import PlainEncoder, PlainProjector
 from packfp8.rule import Topology, align
 
 BF16 = align("bf16")
@@ -321,9 +322,13 @@ def test_the_encoder_runs_with_zero_weight_where_there_is_no_audio(build, collat
 
 def test_the_silence_is_long_enough_for_a_gradient_of_zero_in_bf16(build, collate, mixed):
     """Of one frame alone, torch leaves parts of a BF16 convolution's weight gradient as the memory was."""
-    model, batch = build(BF16).bfloat16(), collate(examples=mixed[2:3])
-    for _ in range(20):
-        junk = [torch.full((size,), float("nan"), dtype=torch.bfloat16) for size in (8 * 10 * 3, 8 * 8 * 3) * 3]
+    parts, batch = (
+        {"encoder": PlainEncoder(width=256), "projector": PlainProjector(width=256, hidden=16)},
+        collate(examples=mixed[2:3]),
+    )
+    model = build(BF16, **parts).bfloat16()
+    for _ in range(6):
+        junk = [torch.full((size,), float("nan"), dtype=torch.bfloat16) for size in (80 * 256 * 3, 256 * 256 * 3) * 3]
         del junk
         model.zero_grad(set_to_none=True)
         model(batch, global_supervised=batch.num_supervised).loss.backward()
@@ -380,7 +385,6 @@ def test_the_fp8_context_holds_the_forward_of_the_language_model_alone(build, co
 @pytest.mark.parametrize("examples", [slice(None), slice(2, 3), slice(0, 0)])
 def test_nothing_is_asked_of_the_device(measure, mixed, layout, examples):
     """On `meta` there are no values: whatever depends on one (.item(), nonzero, a boolean index) fails there."""
-    from packfp8.model.plain_encoder import PlainEncoder, PlainProjector
 
     static = layout == "static"
     rule = align("bf16", layout="thd" if static else layout)
