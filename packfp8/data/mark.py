@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 
 from packfp8.errors import StateError
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Mark:
         position: items walked.
         order: checksum (CRC-32) of their names in the order of the walk, those passed over by the filter left out.
         held: places in the source of the examples in the packer.
-        lengths: checksum (CRC-32) of the places and tokens of all examples in the packer and the dealer.
+        lengths: checksum (CRC-32) of places, tokens and frames of all examples in the packer and the dealer.
         packer, dealer: their states; both name examples by their place in the source.
         set_aside: examples set aside so far.
     """

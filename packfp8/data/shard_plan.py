@@ -5,7 +5,8 @@
     epoch 0             [e4 e0] [e5 e2] [e3 e1]        examples of one size change places
     epoch 1             [e5 e1] [e4 e0] [e3 e2]
 
-So the number of packs is the same in every epoch, and need be agreed upon between ranks only once.
+So the number of packs is the same in every epoch, and need be agreed upon between ranks only once. With a frame budget the
+size of an example is both its tokens and its frames.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ class ShardPlan:
 
     Attributes:
         sizes: int64 `[examples]`, tokens of each example, in THD rounded up to its slot; read-only.
+        frames: int64 `[examples]`, encoder frames of each, 0 where there is no budget for them; read-only.
         offsets: int64 `[packs + 1]`; pack p holds places `offsets[p]` to `offsets[p + 1]`; read-only.
         places: int64 `[examples]`, places in the order by size; read-only.
     """
 
     sizes: np.ndarray
+    frames: np.ndarray
     offsets: np.ndarray
     places: np.ndarray
 
     def __post_init__(self) -> None:
-        for array in (self.sizes, self.offsets, self.places):
+        for array in (self.sizes, self.frames, self.offsets, self.places):
             array.flags.writeable = False
 
     @property
@@ -48,7 +51,7 @@ class ShardPlan:
         order = list(range(len(self.sizes)))
         random.Random(f"{seed} {epoch} of a shard").shuffle(order)
         shuffled = np.array(order, np.int64)
-        by_size = shuffled[np.argsort(self.sizes[shuffled], kind="stable")]
+        by_size = shuffled[_by_size(self.sizes[shuffled], self.frames[shuffled])]
         examples = by_size[self.places].tolist()
         return [examples[first:last] for first, last in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist())]
 
@@ -60,9 +63,11 @@ def plan_shard(measured: Sequence[Measured], terms: Terms) -> ShardPlan:
     sizes = -(-tokens // multiple) * multiple
     arrivals = list(range(len(sizes)))
     random.Random(f"{terms.seed} of a plan").shuffle(arrivals)  # by falling size, lookahead and window would see one size only
-    ordered, packer, packs = np.sort(sizes).tolist(), terms.packer(), []
+    frames = np.array([terms.frames_of(one) for one in measured], np.int64)
+    by_size, packer, packs = _by_size(sizes, frames), terms.packer(), []
+    ordered = list(zip(sizes[by_size].tolist(), frames[by_size].tolist()))
     for place in arrivals:
-        packer.push(place, ordered[place])
+        packer.push(place, *ordered[place])
         while (pack := packer.pop()) is not None:
             packs.append(pack)
     packer.flush()
@@ -70,4 +75,9 @@ def plan_shard(measured: Sequence[Measured], terms: Terms) -> ShardPlan:
         packs.append(pack)
     offsets = np.cumsum([0, *map(len, packs)], dtype=np.int64)
     places = np.array([place for pack in packs for place in pack], np.int64)
-    return ShardPlan(sizes=sizes, offsets=offsets, places=places)
+    return ShardPlan(sizes=sizes, frames=frames, offsets=offsets, places=places)
+
+
+def _by_size(sizes: np.ndarray, frames: np.ndarray) -> np.ndarray:
+    """Return int64 `[examples]`: indices by size, then by frames; in the given order where both are equal."""
+    return np.lexsort((frames, sizes))

@@ -56,7 +56,8 @@ class ShardedPackingSampler(Sampler[SampledPack]):
         shard: this rank's examples, in memory: a list, or an eager CutSet.
         group: the data-parallel ranks; None where there is one.
         steps: of an epoch, where the number is known without asking the group, as in a dry run.
-        measure, rule, budget, lookahead, max_sequences, seed, cost, over_budget, on_fault: as for `PackingSampler`.
+        measure, rule, budget, lookahead, max_sequences, frame_budget, seed, cost, over_budget, on_fault: as for
+            `PackingSampler`. With a frame budget fewer examples change places from epoch to epoch: those alike in both.
 
     Attributes:
         epoch: which with the seed decides the order.
@@ -81,6 +82,7 @@ class ShardedPackingSampler(Sampler[SampledPack]):
         steps: int | None = None,
         lookahead: int = 256,
         max_sequences: int | None = None,
+        frame_budget: int | None = None,
         seed: int = 0,
         cost: PackCost = PackCost(),  # noqa: B008, it is frozen
         over_budget: str = "error",
@@ -95,6 +97,7 @@ class ShardedPackingSampler(Sampler[SampledPack]):
             budget=budget,
             lookahead=lookahead,
             max_sequences=max_sequences,
+            frame_budget=frame_budget,
             seed=seed,
             shuffle=True,
             shuffle_buffer=1,
@@ -209,6 +212,7 @@ class ShardedPackingSampler(Sampler[SampledPack]):
             if measured.tokens > self.terms.longest_tokens:
                 room = self.terms.longest_tokens
                 raise too_long(f"example {example.id!r}", measured.tokens, room, slot=f"in a budget of {self.terms.budget}")
+            self.terms.check_frames(example.id, measured)
             self._items.append((example.id, item, measured))
         except BudgetError as fault:
             self._refuse(fault, self.terms.over_budget, name_of_item(item, index))

@@ -126,7 +126,7 @@ class Steps:
             held = self._admitted(index, item)
             if held is not None:
                 self._held[index] = held
-                self._packer.push(index, held.measured.tokens)
+                self._packer.push(index, held.measured.tokens, self.terms.frames_of(held.measured))
                 yield from self._dealt()
         self._packer.flush()
         yield from self._dealt()
@@ -162,6 +162,7 @@ class Steps:
         measured = measure(example)
         if measured.tokens > self._longest_tokens:
             raise _too_long(example.id, measured.tokens, self.terms)
+        self.terms.check_frames(example.id, measured)
         return Held(index=index, name=example.id, item=item, measured=measured)
 
     def _put_aside(self, index: int, name: str, reason: PackError) -> None:
@@ -211,11 +212,10 @@ class Steps:
         )
 
     def _lengths(self) -> int:
-        """Checksum of place and tokens of all examples in the packer and the dealer."""
-        waiting = (held for pack in self._dealer.remaining for held in pack)
-        return zlib.crc32(
-            repr(sorted((held.index, held.measured.tokens) for held in chain(self._held.values(), waiting))).encode()
-        )
+        """Checksum of place, tokens and frames of all examples in the packer and the dealer."""
+        dealt = (held for pack in self._dealer.remaining for held in pack)
+        measured = ((held.index, held.measured) for held in chain(self._held.values(), dealt))
+        return zlib.crc32(repr(sorted((index, one.tokens, self.terms.frames_of(one)) for index, one in measured)).encode())
 
     def _take_up(self, source: Iterator[tuple[int, object]], mark: Mark) -> None:
         """Walk to the mark; measure again only what was held there and what was set aside."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packfp8.data.collate import POLICIES
+from packfp8.data.checks import POLICIES, check_bounds
 from packfp8.errors import ConfigError
-from packfp8.lengths import Measure, Measured
+from packfp8.lengths import Measure, Measured, rooms
 from packfp8.packing import Dealer, PackCost, RowPacker, StreamPacker
+from packfp8.packing.capacity import too_many_frames
 from packfp8.rule import Alignment, checked_rule
 
 ENDS = ("fill", "drop")
@@ -20,7 +21,7 @@ class Terms:
     Attributes as `PackingSampler` takes them.
 
     Raises:
-        ConfigError: an unknown policy or end, a seed that is not a whole number.
+        ConfigError: an unknown policy or end, a seed that is not a whole number, a bound that leaves no room or bounds nothing.
         BudgetError: a budget below the least pack.
     """
 
@@ -29,6 +30,7 @@ class Terms:
     budget: int
     lookahead: int
     max_sequences: int | None
+    frame_budget: int | None
     seed: int
     shuffle: bool
     shuffle_buffer: int
@@ -61,6 +63,7 @@ class Terms:
                 )
         self.rule.floor(self.budget)
         self.packer()
+        check_bounds(max_sequences=self.max_sequences, frame_budget=self.frame_budget, measure=self.measure)
         self.dealer(0)
 
     @property
@@ -75,14 +78,27 @@ class Terms:
 
     def packer(self) -> StreamPacker | RowPacker:
         """An empty packer."""
+        bounds = {"lookahead": self.lookahead, "max_sequences": self.max_sequences, "frame_budget": self.frame_budget}
         if self.rule.layout == "bshd":
-            return RowPacker(self.rule, self.budget, lookahead=self.lookahead, max_sequences=self.max_sequences)
-        capacity = self.rule.floor(self.budget)
-        return StreamPacker(capacity, self.rule.sequence, lookahead=self.lookahead, max_sequences=self.max_sequences)
+            return RowPacker(self.rule, self.budget, **bounds)
+        return StreamPacker(self.rule.floor(self.budget), self.rule.sequence, **bounds)
 
     def dealer(self, epoch: int) -> Dealer:
         """An empty dealer; the order within a window follows from seed and epoch."""
         return Dealer(self.ranks, window=self.window, seed=self.seed * 1_000_003 + epoch)
+
+    def frames_of(self, one: Measured) -> int:
+        """Encoder frames that an example takes of the frame budget, those of its clips' rooms; 0 where there is none."""
+        return 0 if self.frame_budget is None else sum(map(rooms, one.encoder_frames))
+
+    def check_frames(self, name: str, one: Measured) -> None:
+        """Nothing, where a pack has room for the example's audio.
+
+        Raises:
+            BudgetError: none has; it names the example.
+        """
+        if self.frame_budget is not None and (frames := self.frames_of(one)) > self.frame_budget:
+            raise too_many_frames(f"example {name!r}", frames, self.frame_budget)
 
     def cost_of(self, pack: list[Measured]) -> float:
         """The work of a pack, padding included."""
@@ -102,6 +118,7 @@ class Terms:
             "budget": int(self.budget),
             "lookahead": int(self.lookahead),
             "max_sequences": None if self.max_sequences is None else int(self.max_sequences),
+            "frame_budget": None if self.frame_budget is None else int(self.frame_budget),
             "seed": self.seed,
             "shuffle": bool(self.shuffle),
             "shuffle_buffer": self.shuffle_buffer,

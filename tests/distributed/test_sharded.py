@@ -13,7 +13,7 @@ from packfp8.data.peers import check_start
 from packfp8.data.progress import Progress
 from packfp8.data.sharded import ShardedPackingSampler
 from packfp8.errors import BudgetError, ConfigError, StateError
-from packfp8.lengths import Histogram, Measure
+from packfp8.lengths import AudioFrames, Histogram, Measure
 from packfp8.packing import imbalance
 from packfp8.rule import Topology, align
 
@@ -50,6 +50,67 @@ def test_every_epoch_has_each_example_once_in_packs_within_the_budget(layout, cp
     assert {frozenset(pack) for pack in epochs[0]} != {frozenset(pack) for pack in epochs[1]}  # and other companions
     sampler.set_epoch(0)
     assert names(sampler) == epochs[0]
+
+
+SPOKEN = [  # clips of 1 to 30 frames, some examples without
+    {
+        "id": f"s{n}",
+        "text": "a" * (1 + n * 7 % 20),
+        "audio": np.zeros(800 * (1 + n * 11 % 30), np.float32),
+        "sample_rate": 16_000,
+    }
+    if n % 5
+    else {"id": f"s{n}", "text": "a" * (20 + n % 7)}
+    for n in range(300)
+]
+
+
+@pytest.mark.parametrize("layout", ["thd", "bshd"])
+def test_with_a_frame_budget_every_epoch_is_within_both_and_has_as_many_packs(layout):
+    rule, measure = align("block", Topology(), layout=layout), Measure(frames=AudioFrames.linear(800))
+    bounds = {"measure": measure, "rule": rule, "budget": 256, "frame_budget": 70}
+    sampler = ShardedPackingSampler(SPOKEN, **bounds)
+    epochs = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for pack in sampler.planned():
+            held = [sampler._items[index][2] for index in pack]
+            assert sum(frames + 1 for one in held for frames in one.encoder_frames) <= 70
+            lengths = [one.tokens for one in held]
+            assert (len(lengths) * max(lengths) if layout == "bshd" else sum(lengths)) <= 256
+        epochs.append(names(sampler))
+        assert len(epochs[-1]) == sampler.packs
+        assert sorted(name for pack in epochs[-1] for name in pack) == sorted(one["id"] for one in SPOKEN)
+    assert epochs[0] != epochs[1] != epochs[2]
+    free = ShardedPackingSampler(SPOKEN, **bounds | {"frame_budget": None})
+    assert free.packs < sampler.packs  # it does bind
+
+
+def test_examples_that_change_places_have_as_many_frames():
+    measure = Measure(frames=AudioFrames.linear(800))
+    sampler = ShardedPackingSampler(SPOKEN, measure=measure, rule=align("block", Topology()), budget=256, frame_budget=70)
+    sizes = []
+    for epoch in range(2):
+        packs = sampler._plan.members(0, epoch)
+        sizes.append([[(sampler._items[n][2].tokens, sampler._items[n][2].encoder_frames) for n in pack] for pack in packs])
+    assert sizes[0] == sizes[1]
+    assert sampler._plan.members(0, 0) != sampler._plan.members(0, 1)
+
+
+def test_an_example_with_more_audio_than_a_pack_may_hold_is_refused_or_set_aside(lines_of):
+    measure = Measure(frames=AudioFrames.linear(800))
+    bounds = {"measure": measure, "rule": align("block", Topology()), "budget": 256, "frame_budget": 30}
+    with pytest.raises(BudgetError) as refusal:
+        ShardedPackingSampler(SPOKEN, **bounds)
+    lines = lines_of(str(refusal.value))
+    assert lines["what"].endswith("has more audio than a pack may hold")
+    assert lines["got"] == "31 encoder frames"
+    assert lines["expected"] == "at most 30 encoder frames"
+    assert "never cut" in lines["because"]
+    assert "raise frame_budget" in lines["fix"]
+    sampler = ShardedPackingSampler(SPOKEN, **bounds, over_budget="set_aside")
+    longest = [one["id"] for one in SPOKEN if len(one.get("audio", ())) == 30 * 800]
+    assert [one.id for one in sampler.set_aside] == longest != []
 
 
 def test_the_number_of_packs_follows_from_the_histogram_alone():

@@ -189,7 +189,9 @@ def test_a_seed_or_buffer_that_ranks_cannot_share_is_refused(make_cuts, sampler_
     assert "on every rank" in lines["fix"]
 
 
-@pytest.mark.parametrize("options", [{"lookahead": 0}, {"window": 0, "dp": 2}, {"max_sequences": 0}, {"budget": 15}])
+@pytest.mark.parametrize(
+    "options", [{"lookahead": 0}, {"window": 0, "dp": 2}, {"max_sequences": 0}, {"frame_budget": 0}, {"budget": 15}]
+)
 def test_bounds_are_checked_before_the_first_pack(make_cuts, sampler_of, options):
     with pytest.raises((ConfigError, BudgetError)):
         sampler_of(make_cuts([1.0]), **options)

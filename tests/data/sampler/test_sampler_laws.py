@@ -25,6 +25,7 @@ WORLDS = {
             "lookahead": st.integers(1, 9),
             "seed": st.integers(0, 3),
             "max_sequences": st.sampled_from([None, 1, 3]),
+            "frame_budget": st.sampled_from([None, 100, 181]),
             "shuffle": st.booleans(),
             "cp": st.sampled_from([1, 2]),
         }
@@ -78,12 +79,15 @@ def test_ranks_get_equal_steps_and_every_example_is_in_one_pack_or_named(all_ran
 
 
 @given(world=st.fixed_dictionaries(WORLDS))
-def test_no_pack_is_over_the_budget_in_tokens_or_sequences(all_ranks, measure, world):
+def test_no_pack_is_over_the_budget_in_tokens_sequences_or_frames(all_ranks, measure, world):
     _, _, samplers, columns = all_ranks(**world)
     rule, budget = samplers[0].terms.rule, 256
     most = world["options"]["max_sequences"] or 256
+    most_frames = world["options"]["frame_budget"] or 512
     for pack in (pack for column in columns for pack in column if len(pack)):
-        tokens = [measure(as_example(cut)).tokens for cut in pack]
+        measured = [measure(as_example(cut)) for cut in pack]
+        tokens = [one.tokens for one in measured]
+        assert sum(frames + 1 for one in measured for frames in one.encoder_frames) <= most_frames
         if world["layout"] == "bshd":
             row = rule.row(len(tokens))
             assert len(tokens) * -(-max(tokens) // row) * row <= budget
@@ -113,10 +117,11 @@ def literal_steps(cuts, accepts, terms, measure):
         except PackError:
             pass
     options = {"lookahead": terms.lookahead, "max_sequences": terms.max_sequences, "over_budget": "set_aside"}
+    options["frame_budget"] = terms.frame_budget
     thd = rule.layout == "thd"
     packer = StreamPacker(rule.floor(256), rule.sequence, **options) if thd else RowPacker(rule, 256, **options)
     for name, one in measured.items():
-        packer.push(name, one.tokens)
+        packer.push(name, one.tokens, sum(one.encoder_frames) + len(one.encoder_frames))
     packer.flush()
     packs = list(iter(packer.pop, None))
 

@@ -39,6 +39,7 @@ def test_after_any_step_the_rest_of_the_epoch_is_the_same(uneven, sampler_of, id
                 "layout": st.sampled_from(["thd", "bshd"]),
                 "window": st.sampled_from([1, 3, 20]),
                 "lookahead": st.sampled_from([1, 30]),
+                "frame_budget": st.sampled_from([None, 190]),
                 "shuffle": st.booleans(),
                 "end": st.sampled_from(["fill", "drop"]),
             }
@@ -195,6 +196,7 @@ TERMS = {
     "lookahead": {"lookahead": 7},
     "window": {"window": 2},
     "max_sequences": {"max_sequences": 3},
+    "frame_budget": {"frame_budget": 240},
     "shuffle": {"shuffle": False},
     "shuffle_buffer": {"shuffle_buffer": 5},
     "cost": {"cost": PackCost(linear=1.0)},
