@@ -1,13 +1,15 @@
 """Model: the edge to FP8 layers. The wrapper that consumes a `PackedBatch`, and small real models in plain torch."""
 
+import importlib
+
 from packfp8.model.wrapper import PackedModel, PackedOutput
 
-__all__ = ["Fp8", "PackedModel", "PackedOutput"]
+__all__ = ["CapturedStep", "Fp8", "PackedModel", "PackedOutput"]
+
+_HOME = {"Fp8": "fp8", "CapturedStep": "captured"}  # on first use: they know of libraries that plain models do without
 
 
 def __getattr__(name: str):
-    if name == "Fp8":  # on first use: it knows of libraries that plain models do without
-        from packfp8.model.fp8 import Fp8
-
-        return Fp8
+    if name in _HOME:
+        return getattr(importlib.import_module(f"packfp8.model.{_HOME[name]}"), name)
     raise AttributeError(f"module 'packfp8.model' has no attribute {name!r}")

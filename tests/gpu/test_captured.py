@@ -23,7 +23,7 @@ EPOCH = ([1, 2], [0, 3], [4, 11], [5, 0], [10], [], [7, 8], [6, 9], [11, 2], [3]
 """Speech, text alone (0, 3, 6, 9 and 11), two clips, and a pack of filler."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _deterministic(monkeypatch):
     """Attention and convolutions add up in one order, so that two trainings can be equal bit for bit."""
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
@@ -114,6 +114,7 @@ def eager(model, batches, optimizer):
     return {"losses": torch.stack(losses), **state_of(model, optimizer)}
 
 
+@pytest.mark.usefixtures("_deterministic")
 @pytest.mark.parametrize("inside", [True, False], ids=["optimizer inside", "optimizer outside"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_captured_training_is_the_eager_one(build, batches, recipe, inside):
@@ -136,6 +137,7 @@ def test_a_captured_training_is_the_eager_one(build, batches, recipe, inside):
         assert sum(".amax_history" in name for name in twice[0]) > 8
 
 
+@pytest.mark.usefixtures("_deterministic")
 @pytest.mark.parametrize("recipe", ["bf16", "current", "delayed"])
 def test_captured_windows_add_up_as_eager_ones(build, batches, recipe):
     """Transformer Engine makes the FP8 copies of the weights in the first micro-batch of each window alone."""
