@@ -87,6 +87,8 @@ def explain(recipe, dp, cp, tp, sp, layout, frozen, fast, batch, as_json) -> Non
 @click.option("--tokenizer", metavar="T", help="'bytes', tokenizer.json, module:name, or a Hugging Face name.")
 @click.option("--prompt-tokens", type=click.IntRange(0), default=0, show_default=True, help="Added to every example.")
 @click.option("--payoff", type=click.Path(path_type=Path), help="Saved `packfp8 payoff --json`: is the budget where FP8 wins?")
+@click.option("--static", is_flag=True, help="What packs of one constant shape cost, too.")
+@click.option("--frame-budget", type=click.IntRange(2), help="With --static: most encoder frames.  [default: of 95 % of packs]")
 @click.option("--html", type=click.Path(path_type=Path), help="Write one page with charts.")
 @click.option("--compare", is_flag=True, help="Batch the same examples in other ways, too.")
 @_JSON
@@ -95,6 +97,8 @@ def report(manifests, budget, recipe, dp, cp, tp, sp, layout, frozen, fast, html
 
     Start it with torchrun to split the files over processes.
     """
+    if options["frame_budget"] is not None and not options["static"]:
+        raise click.UsageError("--frame-budget bounds packs of constant shape: add --static")
     from packfp8.report import launched
     from packfp8.report import report as measured
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from packfp8.data.packed_audio import LEAST_ROOM_FRAMES
 from packfp8.errors import ConfigError
-from packfp8.lengths import Measure, check_rooms
+from packfp8.lengths import LEAST_ROOM_FRAMES, Measure, check_rooms
 from packfp8.rule import Alignment
 
 POLICIES = ("error", "set_aside")

@@ -6,10 +6,7 @@ import numpy as np
 import torch
 
 from packfp8.data.audio import Loaded
-from packfp8.lengths import AudioFrames, rooms
-
-LEAST_ROOM_FRAMES = 2
-"""Encoder frames of the smallest room, one of its clip and one of silence: `frame_budget // 2` clips can never be exceeded."""
+from packfp8.lengths import LEAST_ROOM_FRAMES, AudioFrames, rooms
 
 
 def waveforms(audio: list[Loaded]) -> tuple[torch.Tensor, torch.Tensor]:

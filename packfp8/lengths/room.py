@@ -17,6 +17,9 @@ from packfp8.lengths.audio import AudioFrames
 SILENT_FRAMES = 1
 """Encoder frames of silence that end a room."""
 
+LEAST_ROOM_FRAMES = 1 + SILENT_FRAMES
+"""Of the smallest room, one frame of its clip and one of silence: a budget of frames has at most so many times fewer clips."""
+
 
 def rooms(encoder_frames):
     """Encoder frames of the rooms of clips that have so many (int, or an int64 array)."""

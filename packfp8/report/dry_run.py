@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packfp8.lengths import Measured, Template
+from packfp8.lengths import AudioFrames, Measured, Template, rooms
 from packfp8.packing import imbalance
 from packfp8.report.tally import Tally
 from packfp8.rule import Alignment
@@ -45,6 +45,16 @@ class Drawn:
         tokens, frames, supervised = (column[pairs] for column in columns)
         return cls(tokens=tokens, encoder_frames=frames, supervised=supervised, complete=tally.examples <= most)
 
+    @property
+    def room_frames(self) -> np.ndarray:
+        """int64 [n], encoder frames with the silence that ends the clip's room; 0 without audio."""
+        return np.where(self.encoder_frames > 0, rooms(self.encoder_frames), 0)
+
+    def only(self, chosen: np.ndarray) -> Drawn:
+        """The examples of which `chosen` (bool [n]) is true."""
+        tokens, frames, supervised = self.tokens[chosen], self.encoder_frames[chosen], self.supervised[chosen]
+        return Drawn(tokens=tokens, encoder_frames=frames, supervised=supervised, complete=self.complete and chosen.all())
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Stream:
@@ -54,6 +64,7 @@ class Stream:
         capacity: tokens of a full pack.
         real_tokens, slot_tokens, sequences: int64 [packs], of packs with examples, in the order of their steps.
         longest_tokens: int64 [packs], the longest slot of each.
+        clips, room_frames: int64 [packs], clips of each, and encoder frames of their rooms.
         attention, encoder_frames, supervised: float64 [steps, ranks], the work of each rank in each step: squared slot
             lengths, frames of audio, labels.
     """
@@ -63,6 +74,8 @@ class Stream:
     slot_tokens: np.ndarray
     sequences: np.ndarray
     longest_tokens: np.ndarray
+    clips: np.ndarray
+    room_frames: np.ndarray
     attention: np.ndarray
     encoder_frames: np.ndarray
     supervised: np.ndarray
@@ -95,9 +108,16 @@ class Stream:
 
 
 def dry_run(
-    drawn: Drawn, rule: Alignment, *, budget: int, lookahead: int, max_sequences: int | None, window: int = 32
+    drawn: Drawn,
+    rule: Alignment,
+    *,
+    budget: int,
+    lookahead: int,
+    max_sequences: int | None,
+    frame_budget: int | None = None,
+    window: int = 32,
 ) -> Stream:
-    """The packs of the drawn examples, each of which fits the budget."""
+    """The packs of the drawn examples, each of which fits the budgets."""
     from packfp8.data.sampler import PackingSampler  # imports torch and lhotse, which processes that count lines do without
 
     known = _Known(drawn)
@@ -108,6 +128,7 @@ def dry_run(
         budget=budget,
         lookahead=lookahead,
         max_sequences=max_sequences,
+        frame_budget=frame_budget,
         shuffle=False,  # they are shuffled
         window=window,
     )
@@ -116,8 +137,10 @@ def dry_run(
         works.append([_work(pack, rule) for pack in step])
         for pack in filter(None, step):
             slots = _slots(pack, rule)
-            packs.append((sum(one.tokens for one in pack), slots.sum(), len(pack), slots.max()))
-    columns = np.array(packs, dtype=np.int64).reshape(-1, 4).T
+            clips = [frames for one in pack for frames in one.encoder_frames]
+            audio = (len(clips), sum(map(rooms, clips)))
+            packs.append((sum(one.tokens for one in pack), slots.sum(), len(pack), slots.max(), *audio))
+    columns = np.array(packs, dtype=np.int64).reshape(-1, 6).T
     work = np.array(works, dtype=np.float64).reshape(-1, rule.topology.dp, 3)
     return Stream(
         capacity=rule.floor(budget),
@@ -125,6 +148,8 @@ def dry_run(
         slot_tokens=columns[1],
         sequences=columns[2],
         longest_tokens=columns[3],
+        clips=columns[4],
+        room_frames=columns[5],
         attention=work[:, :, 0],
         encoder_frames=work[:, :, 1],
         supervised=work[:, :, 2],
@@ -135,6 +160,7 @@ class _Known:
     """A measure of examples whose lengths are known already: what the sampler asks of `packfp8.lengths.Measure`."""
 
     sample_rate, template = 16_000, Template()  # of items that are not examples yet; here all are
+    frames = AudioFrames.linear()  # some clips are counted; how is asked of nobody
     fingerprint = "known lengths"
 
     def __init__(self, drawn: Drawn) -> None:

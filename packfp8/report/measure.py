@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from packfp8.errors import ExampleError
+from packfp8.errors import ConfigError, ExampleError
 from packfp8.packing import bounds
+from packfp8.report.constancy import check_constant, constancy
 from packfp8.report.counting import Counting
 from packfp8.report.dry_run import MOST_EXAMPLES, Drawn, dry_run
 from packfp8.report.manifests import find_manifests
@@ -37,6 +38,8 @@ def report(
     compare: bool = False,
     seed: int = 0,
     payoff: str | Path | None = None,
+    static: bool = False,
+    frame_budget: int | None = None,
     ranks: Ranks | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -53,13 +56,20 @@ def report(
         compare: also batch the same examples in other ways.
         seed: of the order in which the sampler walks.
         payoff: a file that `packfp8 payoff --json` wrote: says whether the budget is where FP8 wins.
+        static: also say what packs of constant shape cost, as `Collator(static=True)` makes them.
+        frame_budget: with `static`, most encoder frames of a pack's clips, their rooms' silence counted; the 95th percentile
+            of packs without it by default.
         ranks: processes to split the files over, all of which call this; see `packfp8.report.ranks.launched`.
         progress: called with bytes done and bytes in all.
 
     Raises:
         PackError: settings that contradict each other, a path that names nothing, or nothing that can be read.
     """
+    if frame_budget is not None and not static:
+        raise _frames_of_nothing(frame_budget)
     rule = align(recipe, topology, layout=layout, trains_weights=trains_weights, fast=fast)
+    if static:
+        check_constant(rule)
     capacity = rule.floor(budget)
     counting = Counting.of(frames_per_second, tokenizer, prompt_tokens)
     paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
@@ -79,6 +89,10 @@ def report(
     rivals = ()
     if compare:
         rivals = compared(drawn, rule, stream, budget=budget, lookahead=lookahead, max_sequences=max_sequences)
+    constant = None
+    if static:
+        bounded = {"budget": budget, "lookahead": lookahead, "max_sequences": max_sequences, "frame_budget": frame_budget}
+        constant = constancy(drawn, rule, stream, **bounded)
     return Report(
         sources=tuple(map(str, paths)),
         rule=rule,
@@ -92,6 +106,7 @@ def report(
         bounds=bounds(packed, capacity, rule.sequence, max_sequences),
         what_if=what_if(histogram, rule, budget=budget, max_sequences=max_sequences),
         compare=rivals,
+        static=constant,
         verdict=Payoff.load(payoff).verdict(recipe, capacity // rule.topology.cp) if payoff else "",
         lookahead=lookahead,
         max_sequences=max_sequences,
@@ -105,4 +120,14 @@ def _nothing(rejected: Rejected) -> ExampleError:
         expected="at least one example with a duration or a length",
         because="there is nothing to pack",
         fix="check that these are the manifests, and what their lines hold",
+    )
+
+
+def _frames_of_nothing(frame_budget: int) -> ConfigError:
+    return ConfigError(
+        "a frame budget without packs of constant shape",
+        got=f"frame_budget={frame_budget}, static=False",
+        expected="both, or neither",
+        because="the figures of ordinary packs do not depend on it, and a setting that does nothing hides a mistake",
+        fix="add static=True (--static), or leave out the frame budget",
     )

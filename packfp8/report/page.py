@@ -8,6 +8,7 @@ from importlib import resources
 
 from packfp8.report import charts as report_charts
 from packfp8.report import payoff_charts
+from packfp8.report.constant_rows import constant_rows
 from packfp8.report.drawing import svg
 from packfp8.report.payoff import Payoff
 from packfp8.report.result import WORKS, Report
@@ -47,6 +48,7 @@ def report_fragment(report: Report) -> str:
         "<div class=cards>",
         _charts(report_charts.charts(report), "r"),
         _table("Figures", ("", "tokens", "of full packs"), _figures(report)),
+        _table("Packs of one shape", ("", "", ""), constant_rows(report), wide=True) if report.static else "",
         _table("Ways of batching", ("", "packs", "real tokens", "steps, of ours"), _rivals(report)) if report.compare else "",
         _table("What if: recipe, and TP with SP", ("multiple of a pack, tokens wasted", *_tps()), _recipes(report), wide=True),
         "</div>",

@@ -8,8 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
+from packfp8.layout import Buckets
 from packfp8.lengths import Histogram
 from packfp8.packing import Bounds
+from packfp8.report.constancy import Constancy
 from packfp8.report.counting import Counting
 from packfp8.report.dry_run import Stream
 from packfp8.report.rivals import Rival
@@ -52,6 +54,7 @@ class Report:
         stream: the dry run of the sampler.
         bounds: least packs that any packing needs.
         what_if: other budgets, topologies and recipes.
+        static: what packs of constant shape cost, where asked for.
         compare: other ways of batching, where asked for.
         verdict: what a payoff file says about the budget; empty without one.
         lookahead, max_sequences: of the sampler.
@@ -68,6 +71,7 @@ class Report:
     stream: Stream
     bounds: Bounds
     what_if: WhatIf
+    static: Constancy | None = None
     compare: tuple[Rival, ...] = ()
     verdict: str = ""
     lookahead: int = 256
@@ -158,10 +162,24 @@ class Report:
     def shapes(self) -> int:
         """Distinct shapes of the packs walked: tokens, sequences, longest slot. A static compile makes a step for each.
 
-        Packs of a `Collator(static=True)` have one.
+        Packs of a `Collator(static=True)` have one; those of `Collator(buckets=True)`, `shapes_in_buckets`.
         """
         totals = [self.rule.pack(tokens) for tokens in self.stream.slot_tokens.tolist()]
         return len(set(zip(totals, self.stream.sequences.tolist(), self.stream.longest_tokens.tolist(), strict=True)))
+
+    @property
+    def shapes_in_buckets(self) -> int | None:
+        """Distinct shapes of the same packs rounded up to buckets: tokens, offsets, `max_seqlen`. None for padded rows."""
+        if self.rule.layout == "bshd":
+            return None
+        buckets = Buckets(rule=self.rule, capacity=self.capacity, max_sequences=self.max_sequences)
+        shapes = set()
+        columns = (self.stream.slot_tokens, self.stream.sequences, self.stream.longest_tokens)
+        for used, sequences, longest in zip(*(column.tolist() for column in columns), strict=True):
+            tokens = buckets.tokens(used)
+            filler = tokens - used
+            shapes.add((tokens, buckets.offsets(sequences + (filler > 0)), buckets.longest(max(longest, filler))))
+        return len(shapes)
 
     @property
     def imbalance(self) -> dict[str, float | None]:
@@ -193,6 +211,8 @@ class Report:
             "sequences_per_pack": self.sequences_per_pack,
             "imbalance": self.imbalance,
             "compare": rivals or None,
+            "shapes": {"distinct": self.shapes, "in_buckets": self.shapes_in_buckets},
+            "static": self.static.to_dict() if self.static else None,
         }
 
     def table(self):

@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from packfp8.report.constant_rows import constant_rows
 from packfp8.report.doctor import BAD, OK, Doctor
 from packfp8.report.payoff import Payoff
 from packfp8.report.result import Report
@@ -68,7 +69,10 @@ def _figures(report: Report) -> Table:
     counts = report.sequences_per_pack
     spread = f"{counts['min']} to {counts['max']}, median {counts['median']:g}"
     table.add_row("sequences a pack", f"{counts['mean']:.1f}", spread)
-    table.add_row("shapes", f"{report.shapes:,}", "tokens, sequences, longest slot; static packs have one")
+    buckets = "" if report.shapes_in_buckets is None else f"{report.shapes_in_buckets:,} in buckets, "
+    table.add_row("shapes", f"{report.shapes:,}", f"tokens, sequences, longest slot; {buckets}1 of static packs")
+    for name, value, note in constant_rows(report):
+        table.add_row(name, value, note)
     for work, idle in report.imbalance.items() if dp > 1 else ():
         table.add_row(f"idle: {_WORK[work]}", "unknown" if idle is None else percent(idle), "1 - mean / max over ranks")
     return table

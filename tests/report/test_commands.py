@@ -12,7 +12,7 @@ from packfp8.cli import main
 
 OPTIONS = {
     "report": "budget recipe dp cp tp sp layout frozen fast lookahead max-sequences frames-per-second tokenizer prompt-tokens "
-    "payoff html compare json help",
+    "payoff static frame-budget html compare json help",
     "payoff": "hidden ffn layers tokens recipes html json help",
     "doctor": "json help",
 }

@@ -21,7 +21,7 @@ from packfp8.report.what_if import sorted_batches, what_if
 
 KEYS = (
     "examples", "rejected", "tokens_real", "tokens_total", "fill", "fill_real", "packs", "packs_bound", "steps", "waste",
-    "sequences_per_pack", "imbalance", "compare",
+    "sequences_per_pack", "imbalance", "compare", "shapes", "static",
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def test_the_keys_are_those_that_scripts_read(lengths_file, speech):
     assert tuple(told["waste"]) == ("slot", "filler", "over_budget")
     assert tuple(told["imbalance"]) == ("attention", "encoder_frames", "supervised")
     assert tuple(told["sequences_per_pack"]) == ("min", "median", "mean", "max")
-    assert told["compare"] is None
+    assert told["compare"] is told["static"] is None
     assert json.loads(json.dumps(told)) == told
 
 
