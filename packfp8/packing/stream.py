@@ -8,7 +8,8 @@ more where hardly any sum fits (tests/bench/bench_stream.py prints both).
 With a frame budget a pack has two rooms, for tokens and for encoder frames. Either may close it: that which the examples
 waiting would use up first. What keeps it within the other is an inequality. Light examples have at most as many frames to a
 token as the rooms left: those that fit in tokens fit in frames. Heavy ones have at least as many: those that fit in frames fit
-in tokens. Of either kind those next to that ratio come first, so that both rooms are used up as far as can be.
+in tokens. Of either kind those next to that ratio come first, so that both rooms are used up as far as can be. It takes half
+as long again where frames seldom bind, five times as long where both bind alike (tests/bench/bench_budgets.py).
 """
 
 from __future__ import annotations

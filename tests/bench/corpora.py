@@ -13,11 +13,18 @@ _FRAMES_PER_SECOND, _TOKENS_PER_SECOND, _PROMPT_TOKENS = 12.5, 3.0, 40
 
 def librispeech_like(num: int, capacity: int, seed: int = 0) -> np.ndarray:
     """Return read speech: durations of 1.3 to 35 s with most of their mass at 12 to 16 s, frames, text and a prompt."""
+    frames, text = librispeech_parts(num, seed)
+    return frames + text
+
+
+def librispeech_parts(num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same in two: int32 [n] encoder frames, and int32 [n] tokens of text and prompt."""
     rng = np.random.default_rng(seed)
     long = rng.normal(14.0, 1.3, num)
     short = rng.lognormal(1.8, 0.6, num)
     seconds = np.clip(np.where(rng.random(num) < 0.8, long, short), 1.3, 35.0)
-    return (np.floor(_FRAMES_PER_SECOND * seconds) + np.floor(_TOKENS_PER_SECOND * seconds) + _PROMPT_TOKENS).astype(np.int32)
+    frames = np.floor(_FRAMES_PER_SECOND * seconds).astype(np.int32)
+    return frames, (np.floor(_TOKENS_PER_SECOND * seconds) + _PROMPT_TOKENS).astype(np.int32)
 
 
 def lognormal(num: int, capacity: int, seed: int = 0) -> np.ndarray:
@@ -33,15 +40,22 @@ def few(num: int, capacity: int, seed: int = 0) -> np.ndarray:
 SYNTHETIC = {"libri": librispeech_like, "lognormal": lognormal, "few": few}
 
 
-def real() -> dict[str, np.ndarray]:
-    """Return the corpora of PACKFP8_TEST_DATA by file name: floor(12.5 * seconds) + utf8_bytes // 4 + 24 tokens."""
+def real_parts() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the corpora of PACKFP8_TEST_DATA by file name: int32 [n] encoder frames and int32 [n] text tokens.
+
+    floor(12.5 * seconds) frames, and utf8_bytes // 4 + 24 tokens of text.
+    """
     folder = os.environ.get("PACKFP8_TEST_DATA")
     corpora = {}
     for path in sorted(Path(folder, "lengths").glob("*.csv")) if folder else ():
         with path.open(newline="") as lines:
             rows = list(csv.DictReader(lines))
-        corpora[path.stem] = np.array(
-            [int(12.5 * float(row["duration_s"])) + int(row["utf8_bytes"] or row["chars"]) // 4 + 24 for row in rows],
-            dtype=np.int32,
-        )
+        frames = [int(_FRAMES_PER_SECOND * float(row["duration_s"])) for row in rows]
+        text = [int(row["utf8_bytes"] or row["chars"]) // 4 + 24 for row in rows]
+        corpora[path.stem] = np.array(frames, dtype=np.int32), np.array(text, dtype=np.int32)
     return corpora
+
+
+def real() -> dict[str, np.ndarray]:
+    """Return the tokens of the corpora of PACKFP8_TEST_DATA by file name: frames and text."""
+    return {name: frames + text for name, (frames, text) in real_parts().items()}
