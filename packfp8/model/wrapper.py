@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from packfp8.model.fp8 import Fp8
 
 
-# One second at 16 kHz, of which every encoder of speech makes several frames. The shortest clip of all would leave a convolution
-# one frame to hear, and torch 2.13 on a CPU then leaves parts of a BF16 weight gradient as the memory was: NaN, at times.
+# One second at 16 kHz, of which every encoder of speech makes several frames. The shortest clip of all would leave a
+# convolution one frame to hear, and torch 2.13 on a CPU then leaves parts of a BF16 weight gradient as the memory was: NaN, at
+# times.
 _SILENT_SAMPLES = 16_000
 
 

@@ -10,6 +10,7 @@ import torch
 
 from packfp8.data import Collator, PackedBatch
 from packfp8.errors import ConfigError, StateError
+from packfp8.lengths import Measure
 from packfp8.model import captured, wrapper
 from packfp8.model.captured import CapturedStep
 from packfp8.rule import align
@@ -188,6 +189,17 @@ def test_is_first_microbatch_reaches_a_language_model_that_takes_it(build, epoch
     for first in (None, True, False):
         step(batch, global_supervised=99, is_first_microbatch=first)
     assert told == [None, True, False]
+
+
+def test_a_model_of_text_alone_is_replayed_too(build, mixed, graphs):
+    texts = Collator(measure=Measure(frames=None), rule=RULE, static=True, budget=80, max_sequences=3)
+    batches = [texts.collate([mixed[n] for n in numbers]) for numbers in ([2], [], [1, 2])]
+    model = build(RULE, encoder=None, projector=None, frames=None)
+    expected = [model(batch, global_supervised=99).loss.item() for batch in batches]
+    step = CapturedStep(model, batches[0], warmup=1)
+    step(batches[0], global_supervised=99)
+    assert [step(batch, global_supervised=99).loss.item() for batch in batches] == pytest.approx(expected, abs=1e-12)
+    assert step.replays == 3
 
 
 def test_zero_grad_between_steps_changes_nothing(build, epoch, graphs):

@@ -8,7 +8,7 @@ from packfp8.data import Collator
 from packfp8.errors import ConfigError
 from packfp8.rule import align
 
-pytestmark = pytest.mark.filterwarnings("default")  # dynamo warns of torch's own code
+pytestmark = pytest.mark.filterwarnings("ignore")  # dynamo warns of torch's own code
 RULE = align("block")
 STATIC = {"static": True, "budget": 256, "max_sequences": 6, "frame_budget": 40}
 
