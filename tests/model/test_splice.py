@@ -151,3 +151,65 @@ def test_a_batch_without_audio_places_nothing_and_keeps_the_graph(collate, mixed
     out.sum().backward()
     assert frames.grad.abs().max() == 0
     check_encoder_lens(torch.tensor([0]), replace(batch, audio=batch.audio[:0]))
+
+
+@pytest.fixture
+def static(measure, mixed):
+    """static(examples) -> their pack in one shape: a row of 40 encoder frames, of which 35 are rooms of the five clips."""
+
+    def static(examples=mixed):
+        options = {"static": True, "budget": 256, "max_sequences": 6, "frame_budget": 40}
+        return Collator(measure=measure, rule=align("block"), **options).collate(examples)
+
+    return static
+
+
+def test_a_static_pack_gets_what_stands_in_its_rooms_and_nothing_else(static, collate, measure, mixed):
+    """The rest of the row, silence between clips and after them, may be NaN: it reaches no token and no gradient."""
+    batch, rows = static(), collate()
+    embeddings, frames = draw(rows)
+    packed = torch.full((1, 40, HIDDEN), float("nan"), dtype=torch.float64)
+    for row, (begin, count) in enumerate(zip((batch.audio_offsets // 1280).tolist(), (7, 1, 16, 4, 2))):
+        packed[0, begin : begin + count] = frames[row, :count].detach()
+    packed.requires_grad_()
+    text = torch.zeros(256, HIDDEN, dtype=torch.float64)
+    real = embeddings.detach()[: rows.slots.offsets[6]]
+    text = torch.cat((real, text[len(real) :])).requires_grad_()
+    out = splice(text, packed, batch)
+    assert torch.equal(out[: len(real)], splice(embeddings, frames, rows)[: len(real)])
+    assert not out[len(real) :].any()
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    (out * weight).sum().backward()
+    places = batch.audio_destination[batch.audio_destination < 256]
+    assert torch.equal(packed.grad[0, batch.audio_source[batch.audio_source < 40]], weight[places])
+    assert packed.grad.flatten(0, 1).any(-1).sum() == len(places) == 30
+    assert torch.equal(text.grad, weight.index_fill(0, places, 0))
+
+
+def test_a_static_pack_of_text_alone_leaves_every_token_in_place(static, mixed):
+    batch = static([mixed[2]])
+    text = torch.randn(256, HIDDEN, requires_grad=True)
+    frames = torch.full((1, 40, HIDDEN), float("nan"), requires_grad=True)
+    out = splice(text, frames, batch)
+    out.sum().backward()
+    assert torch.equal(out, text)
+    assert frames.grad.abs().max() == 0
+    assert text.grad.min() == 1
+
+
+def test_a_static_pack_needs_the_row_that_was_budgeted(static):
+    batch = static()
+    with pytest.raises(LengthError, match="39 frames for 1 clips of 51200 samples\n  expected: at least 40 frames"):
+        splice(torch.zeros(256, HIDDEN), torch.zeros(1, 39, HIDDEN), batch)
+
+
+def test_a_clip_of_a_static_pack_that_is_short_is_named(static):
+    batch = static()
+    lens = torch.zeros(20, dtype=torch.int64)
+    lens[:5] = torch.tensor([7, 1, 16, 4, 2])
+    check_encoder_lens(lens, batch)
+    lens[3] = 3
+    with pytest.raises(LengthError, match=r"clip 3 of the batch fewer frames.*\n.*3 frames for 5000 samples"):
+        check_encoder_lens(lens, batch)
+    lens[:] = 0
+    check_encoder_lens(lens, static([]))
