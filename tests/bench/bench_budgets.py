@@ -4,7 +4,7 @@
 
 Fill is that of packs before the last. Frames are those of a clip and one of silence; their budget is the 95th percentile, or
 the median, of the frames of packs made without it. Times are processor seconds, the least of three passes, with and without the
-frame budget in turn. Real corpora, where PACKFP8_TEST_DATA is set, come as recorded, and again in shuffled epochs up to `--num`.
+frame budget in turn. Real corpora, where PACKFP8_TEST_DATA is set, come as recorded, and again in shuffled epochs to `--num`.
 """
 
 from __future__ import annotations
