@@ -140,8 +140,8 @@ def settled(model: PackedModel, rule: Alignment, loss_rows: int | None, make: Ca
     return settled_run
 
 
-def entrants(data: Data, models: dict[str, PackedModel], device: str) -> list[Contender]:
-    """All contenders of one block of the table. Nothing is captured on a CPU: the decoder alone is left out there."""
+def entrants(part: str, data: Data, models: dict[str, PackedModel], device: str) -> list[Contender]:
+    """All contenders of one part. Nothing is captured on a CPU: the decoder alone is left out there."""
     cuda, made = device == "cuda", []
     for recipe, model in models.items():
         own = model.rule
@@ -153,14 +153,13 @@ def entrants(data: Data, models: dict[str, PackedModel], device: str) -> list[Co
         for letter, batches, is_captured in lines:
             rule = align("bf16", layout="bshd") if letter == "a" else own
             loss_rows = data.loss_rows if is_captured else None  # eager, the head works on as many as there are
-            for part in ("decoder", "step"):
-                if not cuda and is_captured and part == "decoder":
-                    continue
-                make = partial(settled, model, rule, loss_rows, partial(runner, part, is_captured, model, batches, device))
-                try:
-                    made.append(entered(part, letter, recipe, model, batches, make, device))
-                except (RuntimeError, ValueError) as fault:  # the others are worth their time on the device
-                    print(f"{part} {letter} {recipe} failed: {type(fault).__name__}: {' '.join(str(fault).split())[:600]}")
+            if not cuda and is_captured and part == "decoder":
+                continue
+            make = partial(settled, model, rule, loss_rows, partial(runner, part, is_captured, model, batches, device))
+            try:
+                made.append(entered(part, letter, recipe, model, batches, make, device))
+            except (RuntimeError, ValueError) as fault:  # the others are worth their time on the device
+                print(f"{part} {letter} {recipe} failed: {type(fault).__name__}: {' '.join(str(fault).split())[:600]}")
     return made
 
 
@@ -219,19 +218,20 @@ def main(
         for width in map(int, hidden.split(",")):
             began, sizes = time.perf_counter(), sizes_of(width)
             models = {recipe: contenders.build(recipe, sizes, device=device) for recipe in ("bf16", *names)}
-            made = entrants(data, models, device)
             print(f"hidden {width}, {budget:,} tokens: {data.told}, {data.loss_rows} rows for the head", flush=True)
-            table(made, 1 if quick else rounds, device)
-            rates |= {(width, budget, one.part, one.letter, one.recipe): one.rate for one in made}
+            for part in ("decoder", "step"):  # one after the other: captured steps hold their memory
+                made = entrants(part, data, models, device)
+                table(made, 1 if quick else rounds, device)
+                rates |= {(width, budget, part, one.letter, one.recipe): one.rate for one in made}
+                if profile is not None and part == "step":
+                    profiled(made, profile, device, floor.milliseconds(sizes, data.static, data.loss_rows))
+                    profile = None
+                made.clear()
+                for model in models.values():
+                    model.zero_grad(set_to_none=True)
+                gc.collect()
             print(floor.told(sizes, data.static, data.loss_rows))
             print(f"{time.perf_counter() - began:.0f} s for this block\n", flush=True)
-            if profile is not None:
-                profiled(made, profile, device, floor.milliseconds(sizes, data.static, data.loss_rows))
-                profile = None
-            del made, models
-            gc.collect()
-            if device == "cuda":
-                torch.cuda.empty_cache()
     verdicts(rates, names)
 
 
