@@ -56,7 +56,7 @@ class Buckets:
     def tokens(self, used: int) -> int:
         """Least eighth of the capacity, rounded up to the rule, that holds `used`."""
         eighths = max(1, -(-EIGHTHS * used // self.capacity))
-        return min(self.capacity, max(self.rule.pack(-(-eighths * self.capacity // EIGHTHS)), self.rule.total))
+        return min(self.capacity, self.rule.pack(-(-eighths * self.capacity // EIGHTHS)))
 
     def offsets(self, slots: int) -> int:
         """One more than the least power of two of at least `slots`, or than the most slots that a pack may have."""

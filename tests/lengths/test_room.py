@@ -164,6 +164,20 @@ def test_a_convolution_that_reaches_one_feature_too_far_is_refused(left, apart, 
     )
 
 
+def test_a_window_that_reaches_beyond_the_silence_is_refused(five_lines):
+    """Frames of 160 samples, seen through a window of 800 that is padded: it would hear the next clip."""
+    with pytest.raises(ConfigError) as caught:
+        check_rooms(AudioFrames(sample_rate=16_000, window_samples=800, hop_samples=160, padding_samples=800))
+    five_lines(
+        caught.value,
+        what="clips of this encoder cannot stand in one row",
+        got="801 samples, padding included, of a clip of 1",
+        expected="at most 320, its encoder frames and 1 of silence",
+        because="heard as another clip",
+        fix="leave out static",
+    )
+
+
 def test_a_description_without_a_frame_is_told_as_such():
     with pytest.raises(LengthError, match="no clip gives a single encoder frame"):
         check_rooms(AudioFrames(sample_rate=16_000, window_samples=160, hop_samples=160, convs=(Conv(2**60, 1),)))

@@ -117,6 +117,13 @@ def test_the_shapes_in_buckets_are_those_of_the_collator(tmp_path):
     assert result.shapes_in_buckets == len(shapes) > 1
 
 
+def test_filler_may_be_the_longest_slot_of_a_bucket(tmp_path):
+    """Packs of 33 and of 10 tokens, each in an eighth of 512: 54 of the second's 64 are filler, so both have one shape."""
+    np.save(tmp_path / "lengths.npy", np.array([33, 10]))
+    result = report(tmp_path / "lengths.npy", budget=512, max_sequences=1)
+    assert (result.packs, result.shapes, result.shapes_in_buckets) == (2, 2, 1)
+
+
 # ---- as it is told
 
 
