@@ -1,6 +1,6 @@
 """PlainEncoder: log-mel features and an 8x convolutional subsampling in plain torch, counted by `AudioFrames.fastconformer()`.
 
-    samples --STFT, hop 160, mel--> [clips, bins, samples // 160] --3 convolutions, kernel 3, stride 2--> [clips, frames, width]
+    samples --STFT, hop 160, mel--> [clips, samples // 160, bins] --3 convolutions, kernel 3, stride 2--> [clips, frames, width]
 
 A clip's frames do not depend on the clips beside it: what lies past its end is zero before every convolution. Without that,
 a pack would teach something else than its sequences one by one. Clips stand in a row each, or all in one row of constant
@@ -53,7 +53,7 @@ class PlainEncoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def features(self, audio: Tensor) -> Tensor:
-        """Log-mel energies `[clips, bins, samples // hop]` of `audio` `[clips, samples]`, in at least float32."""
+        """Log-mel energies `[clips, samples // hop, bins]` of `audio` `[clips, samples]`, in at least float32."""
         fft, hop = self.frames.window_samples, self.frames.hop_samples
         # Window and filters are made where they are used: as buffers they would be rounded by a model's move to BF16.
         like = {"dtype": torch.promote_types(self.norm.weight.dtype, torch.float32), "device": audio.device}
@@ -69,7 +69,7 @@ class PlainEncoder(nn.Module):
         )
         power = stft.real.square() + stft.imag.square()
         mel = mel_filters(self.mel_bins, fft, self.frames.sample_rate, **like)
-        return ((mel @ power[..., :-1] + _FLOOR).log() - _CENTRE) / _SPREAD
+        return ((power[..., :-1].transpose(1, 2) @ mel.T + _FLOOR).log() - _CENTRE) / _SPREAD
 
     def forward(self, audio: Tensor, audio_lens: Tensor, audio_offsets: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Frames `[clips, encoder_frames, width]` of `audio` `[clips, samples]`, and how many of them each clip has.
@@ -88,8 +88,8 @@ class PlainEncoder(nn.Module):
         x = within(x.to(self.norm.weight.dtype), lens)
         for conv, count in zip(self.convs, self.frames.convs, strict=True):
             lens = count(lens)
-            x = within(F.gelu(conv(x)), lens)
-        return self.norm(x.transpose(1, 2)), lens
+            x = within(F.gelu(convolved(x, conv)), lens)
+        return self.norm(x), lens
 
 
 class PlainProjector(nn.Sequential):
@@ -99,13 +99,26 @@ class PlainProjector(nn.Sequential):
         super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden))
 
 
+def convolved(x: Tensor, conv: nn.Conv1d) -> Tensor:
+    """What `conv` makes of `x`, `[clips, time, features]` in and out, by one GEMM.
+
+    The frames under the kernel are laid side by side. cuDNN has no fast BF16 kernels for the gradients of few long rows, and
+    torch 2.13 on a CPU leaves parts of the weight's BF16 gradient unwritten where the input is one frame long.
+    """
+    (kernel,), (stride,), (padding,) = conv.kernel_size, conv.stride, conv.padding
+    x = F.pad(x, (0, 0, padding, padding))
+    frames = (x.shape[1] - kernel) // stride + 1
+    under = torch.cat([x[:, k : k + stride * (frames - 1) + 1 : stride] for k in range(kernel)], dim=-1)
+    return F.linear(under, conv.weight.permute(0, 2, 1).flatten(1), conv.bias)
+
+
 def _within_rows(x: Tensor, lens: Tensor) -> Tensor:
-    """`x` `[clips, ..., time]` with zeros from each clip's end on."""
-    return _kept(x, torch.arange(x.shape[-1], device=x.device) < lens[:, None])
+    """`x` `[clips, time, ...]` with zeros from each clip's end on."""
+    return _kept(x, torch.arange(x.shape[1], device=x.device) < lens[:, None])
 
 
 class _WithinRooms:
-    """(x `[1, ..., time]`, lens `[clips]`) -> `x` with zeros from each clip's end to the end of its room, at any rate."""
+    """(x `[1, time, ...]`, lens `[clips]`) -> `x` with zeros from each clip's end to the end of its room, at any rate."""
 
     def __init__(self, audio: Tensor, audio_offsets: Tensor, stride_samples: int) -> None:
         begins = audio_offsets // stride_samples
@@ -115,11 +128,11 @@ class _WithinRooms:
         self.place = frames - begins[self.clip]
 
     def __call__(self, x: Tensor, lens: Tensor) -> Tensor:
-        steps = x.shape[-1] // self.place.shape[0]
+        steps = x.shape[1] // self.place.shape[0]
         time = (self.place * steps)[:, None] + torch.arange(steps, device=x.device)
         return _kept(x, (time < lens[self.clip][:, None]).reshape(1, -1))
 
 
 def _kept(x: Tensor, inside: Tensor) -> Tensor:
-    """`x` `[clips, ..., time]` where `inside` `[clips, time]`, zeros elsewhere."""
-    return torch.where(inside if x.dim() == 2 else inside[:, None], x, 0)
+    """`x` `[clips, time, ...]` where `inside` `[clips, time]`, zeros elsewhere."""
+    return torch.where(inside if x.dim() == 2 else inside[..., None], x, 0)

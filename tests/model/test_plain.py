@@ -9,7 +9,7 @@ from packfp8.errors import ConfigError, LengthError
 from packfp8.lengths import AudioFrames, probe
 from packfp8.lengths.encoder_probe import probe_lengths
 from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder, attend, rotated, rotations, visible
-from packfp8.model.plain_encoder import PlainEncoder, mel_filters
+from packfp8.model.plain_encoder import PlainEncoder, convolved, mel_filters
 
 FRAMES = AudioFrames.fastconformer()
 
@@ -117,7 +117,7 @@ def test_features_are_exact_in_a_model_moved_to_bf16(encoder):
 def test_a_tone_lights_the_mel_bin_that_holds_it():
     encoder = PlainEncoder(width=4, mel_bins=40)
     tone = torch.sin(2 * math.pi * 1_000 * torch.arange(16_000) / 16_000)[None]
-    loudest = encoder.features(tone)[0].mean(-1).argmax().item()
+    loudest = encoder.features(tone)[0].mean(0).argmax().item()
     mel = mel_filters(40, 512, 16_000, dtype=torch.float32, device="cpu")
     assert mel.shape == (40, 257)
     assert mel[loudest].argmax().item() in (31, 32, 33)  # bins of 31.25 Hz: 1,000 Hz is the 32nd
@@ -183,3 +183,14 @@ def test_heads_that_do_not_divide_are_refused():
         "  because:  each head takes an equal share, and a rotation turns pairs of features",
         "  fix:      choose hidden = heads * head_dim with an even head_dim",
     ]
+
+
+@pytest.mark.parametrize("kernel_stride_padding", [(3, 2, 1), (3, 1, 1), (1, 1, 0), (5, 3, 2), (2, 2, 0)])
+@pytest.mark.parametrize("time", [1, 2, 3, 7, 8, 50])
+def test_a_convolution_by_one_gemm_is_the_convolution(kernel_stride_padding, time):
+    kernel, _, padding = kernel_stride_padding
+    if time + 2 * padding < kernel:
+        pytest.skip("the kernel is longer than what it hears")
+    torch.manual_seed(time)
+    conv, x = torch.nn.Conv1d(5, 4, *kernel_stride_padding).double(), torch.randn(3, time, 5).double()
+    torch.testing.assert_close(convolved(x, conv), conv(x.transpose(1, 2)).transpose(1, 2), rtol=0, atol=1e-14)
