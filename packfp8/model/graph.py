@@ -20,7 +20,7 @@ class Graph:
         training: whether the model was in training mode.
 
     Args:
-        run: the step. It is captured here and not run.
+        run: the step. It is captured here and not run; whatever it refers to is kept.
         model: whose parameters it trains. Where they have no gradients, its backward makes them, and overwrites them in each
             replay; where they have, it adds to those.
         optimizer: one that steps within.
@@ -41,6 +41,7 @@ class Graph:
         beside: Sequence[Graph] = (),
     ) -> None:
         self.training = model.training
+        self._run = run  # whose tensors are read at their addresses, for as long as the graph lives
         self._graph, self._state = torch.cuda.CUDAGraph(), _first_state(optimizer)
         pool = beside[0]._graph.pool() if beside else None
         collects = gc.isenabled()

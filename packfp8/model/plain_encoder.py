@@ -88,7 +88,7 @@ class PlainEncoder(nn.Module):
         x = within(x.to(self.norm.weight.dtype), lens)
         for conv, count in zip(self.convs, self.frames.convs, strict=True):
             lens = count(lens)
-            x = within(F.gelu(convolved(x, conv)), lens)
+            x = within(F.gelu(conv(x.transpose(1, 2)).transpose(1, 2)), lens)
         return self.norm(x), lens
 
 
@@ -97,19 +97,6 @@ class PlainProjector(nn.Sequential):
 
     def __init__(self, *, width: int = 128, hidden: int = 128) -> None:
         super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden))
-
-
-def convolved(x: Tensor, conv: nn.Conv1d) -> Tensor:
-    """What `conv` makes of `x`, `[clips, time, features]` in and out, by one GEMM.
-
-    The frames under the kernel are laid side by side. cuDNN has no fast BF16 kernels for the gradients of few long rows, and
-    torch 2.13 on a CPU leaves parts of the weight's BF16 gradient unwritten where the input is one frame long.
-    """
-    (kernel,), (stride,), (padding,) = conv.kernel_size, conv.stride, conv.padding
-    x = F.pad(x, (0, 0, padding, padding))
-    frames = (x.shape[1] - kernel) // stride + 1
-    under = torch.cat([x[:, k : k + stride * (frames - 1) + 1 : stride] for k in range(kernel)], dim=-1)
-    return F.linear(under, conv.weight.permute(0, 2, 1).flatten(1), conv.bias)
 
 
 def _within_rows(x: Tensor, lens: Tensor) -> Tensor:

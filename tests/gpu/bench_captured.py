@@ -33,7 +33,7 @@ from packfp8.model import PackedModel
 from packfp8.model.plain_decoder import DecoderSizes
 
 VOCAB = 32_768
-PACKS = {2_048: 8, 8_192: 6, 32_768: 3}
+PACKS = {2_048: 6, 8_192: 4, 32_768: 3}
 """Batches of each kind that are timed: fewer of the large ones, which vary less."""
 
 TARGETS = (

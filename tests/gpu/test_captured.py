@@ -1,5 +1,6 @@
 """A captured training is the eager one: losses, parameters, optimizer and delayed scaling's maxima, over different batches."""
 
+import gc
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from packfp8.data import Collator
 from packfp8.model import PackedModel
 from packfp8.model.captured import CapturedStep
 from packfp8.model.fp8 import Fp8
+from packfp8.model.graph import Graph
 from packfp8.model.plain_decoder import PlainDecoder
 from packfp8.model.plain_encoder import PlainEncoder, PlainProjector
 from packfp8.model.te_decoder import TeDecoder
@@ -222,6 +224,32 @@ def test_a_static_step_waits_for_nothing(build, batches):
             step(batch, global_supervised=batch.num_supervised)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_graph_keeps_what_it_reads():
+    """Tensors that only the step knew would be others' memory by now."""
+    weight = torch.nn.Linear(64, 1, bias=False, device="cuda")
+    given = torch.full((1 << 20, 64), 0.5, device="cuda")
+    expected, stream = weight(given).sum().item(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        weight(given).sum().backward()
+    weight.weight.grad = None
+    torch.cuda.synchronize()
+
+    def run(given=given):
+        out = weight(given).sum()
+        out.backward()
+        return out.detach()
+
+    graph = Graph(run, weight, None, stream=stream)
+    del given, run
+    gc.collect()
+    torch.cuda.empty_cache()
+    junk = [torch.full((1 << 20, 64), float("nan"), device="cuda") for _ in range(4)]
+    graph.replay()
+    assert graph.out.item() == pytest.approx(expected, rel=1e-6)
+    assert weight.weight.grad.mean().item() == pytest.approx(0.5 * (1 << 20), rel=1e-6)
+    del junk
 
 
 _WAITS = """

@@ -9,7 +9,7 @@ from packfp8.errors import ConfigError, LengthError
 from packfp8.lengths import AudioFrames, probe
 from packfp8.lengths.encoder_probe import probe_lengths
 from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder, attend, rotated, rotations, visible
-from packfp8.model.plain_encoder import PlainEncoder, convolved, mel_filters
+from packfp8.model.plain_encoder import PlainEncoder, mel_filters
 
 FRAMES = AudioFrames.fastconformer()
 
@@ -183,14 +183,3 @@ def test_heads_that_do_not_divide_are_refused():
         "  because:  each head takes an equal share, and a rotation turns pairs of features",
         "  fix:      choose hidden = heads * head_dim with an even head_dim",
     ]
-
-
-@pytest.mark.parametrize("kernel_stride_padding", [(3, 2, 1), (3, 1, 1), (1, 1, 0), (5, 3, 2), (2, 2, 0)])
-@pytest.mark.parametrize("time", [1, 2, 3, 7, 8, 50])
-def test_a_convolution_by_one_gemm_is_the_convolution(kernel_stride_padding, time):
-    kernel, _, padding = kernel_stride_padding
-    if time + 2 * padding < kernel:
-        pytest.skip("the kernel is longer than what it hears")
-    torch.manual_seed(time)
-    conv, x = torch.nn.Conv1d(5, 4, *kernel_stride_padding).double(), torch.randn(3, time, 5).double()
-    torch.testing.assert_close(convolved(x, conv), conv(x.transpose(1, 2)).transpose(1, 2), rtol=0, atol=1e-14)
