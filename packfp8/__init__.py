@@ -21,7 +21,7 @@ _ROOMS = {
         "Example", "Turn", "Clip", "Collator", "PackedBatch", "PackingSampler", "PackedDataset", "corpus",
         "ShardedPackingSampler", "MicroBatches", "PeerLoader", "Progress", "check_loader", "check_start", "in_lockstep",
     ),
-    "packfp8.model": ("PackedModel", "Fp8"),
+    "packfp8.model": ("PackedModel", "Fp8", "Fp8State", "CapturedStep"),
 }  # fmt: skip
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -4,9 +4,10 @@ import importlib
 
 from packfp8.model.wrapper import PackedModel, PackedOutput
 
-__all__ = ["CapturedStep", "Fp8", "PackedModel", "PackedOutput"]
+__all__ = ["CapturedStep", "Fp8", "Fp8State", "PackedModel", "PackedOutput"]
 
-_HOME = {"Fp8": "fp8", "CapturedStep": "captured"}  # on first use: they know of libraries that plain models do without
+# on first use: they know of libraries that plain models do without
+_HOME = {"Fp8": "fp8", "Fp8State": "fp8_state", "CapturedStep": "captured"}
 
 
 def __getattr__(name: str):
