@@ -49,10 +49,12 @@ class PackedBatch:
             embedding. Nothing is ever decided by an id.
         labels: int64, shifted per sequence before sharding; -100 on audio, prompt, pads and each sequence's last token.
         position_ids: int64, restart per slot, run on through its padding, global under CP.
-        seq_idx: int32, slot number, in-slot padding included; filler has its own.
+        seq_idx: int32, slot number, in-slot padding included; filler has its own, one for each of its slots.
         padding_mask: bool, True = pad.
-        cu_seqlens: int32 `[slots + 1]`, padded offsets of the whole pack; static: `[max_sequences + 2]`, the last repeated.
-        max_seqlen: tokens of the longest slot, a Python int: a tensor would key kernel caches anew at every step.
+        cu_seqlens: int32 `[slots + 1]`, padded offsets of the whole pack. Static: `[max_sequences + most slots of filler + 1]`,
+            the last repeated; filler alone is one slot, or `ceil(tokens / max_seqlen)` where the collator has a `max_seqlen`.
+        max_seqlen: tokens of the longest slot, a Python int: a tensor would key kernel caches anew at every step. Static: of
+            the longest that a slot may be, the whole pack or the collator's `max_seqlen`.
         audio: float32 `[clips, samples]`, waveforms of the clips that this rank encodes, zeros on the right: those of which it
             holds a frame, or its share of the pack's. Static: `[1, samples]`, the clips one after another, each in a room of
             its own (`packfp8.lengths.rooms`); `samples` are those of `audio_frames` encoder frames.

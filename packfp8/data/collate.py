@@ -18,6 +18,7 @@ from packfp8.data.content import checksum, cu_seqlens, ids_and_labels
 from packfp8.data.example import Example
 from packfp8.data.extent import Extent, common_extent, extent_of
 from packfp8.data.intake import Intake, Taken
+from packfp8.data.longest_slot import longest_slot
 from packfp8.data.packed_audio import one_row, waveforms
 from packfp8.errors import ExampleError
 from packfp8.layout import Buckets, Constant, Least, Plan, make_plan
@@ -40,9 +41,12 @@ class Collator:
         resample: whether audio of another rate is resampled; otherwise it is a fault.
         tolerance_samples: how far a clip's decoded length may be from the declared one, in samples at the encoder's rate; the
             difference is cut or filled with zeros, and counted. One hop where it is left out.
-        static: every pack has the budget's tokens, `max_sequences + 2` offsets, one `max_seqlen`, and its clips in one row of
-            the frame budget: every tensor of a batch has one shape, whatever the pack holds.
+        static: every pack has the budget's tokens, as many offsets, one `max_seqlen`, and its clips in one row of the frame
+            budget: every tensor of a batch has one shape, whatever the pack holds.
         max_sequences: most sequences of a pack; needed with `static`.
+        max_seqlen: tokens of the longest slot (THD), floored to a multiple of the rule's slot: a longer example is over the
+            budget, and filler is cut into several slots. With `static` it is every batch's `max_seqlen`, for which kernels
+            launch work and take memory, whatever the slots are; left out, that is the whole pack.
         frame_budget: most encoder frames of a pack's clips, each with its room's silence; needed with `static`, unless the
             measure knows no audio. It bounds the whole pack; each CP rank's row is as long.
         buckets: tokens, offsets and `max_seqlen` of a pack are rounded up to a few sizes (`packfp8.layout.Buckets`), so that a
@@ -51,8 +55,9 @@ class Collator:
             then have the CP group.
 
     Raises:
-        ConfigError: an unknown policy, no room for a sequence or a clip; `static` or `buckets` without their bounds, or both;
-            `static` with a shared encoder, or with one whose clips cannot stand in one row (`packfp8.lengths.check_rooms`).
+        ConfigError: an unknown policy, no room for a sequence, a slot or a clip; `static` or `buckets` without their bounds, or
+            both; `max_seqlen` of padded rows; `static` with a shared encoder, or with one whose clips cannot stand in one row
+            (`packfp8.lengths.check_rooms`).
         BudgetError: a budget below the least pack.
         RuleError: a rule that is none.
     """
@@ -69,6 +74,7 @@ class Collator:
         tolerance_samples: int | None = None,
         static: bool = False,
         max_sequences: int | None = None,
+        max_seqlen: int | None = None,
         frame_budget: int | None = None,
         buckets: bool = False,
         share_encoder: bool = False,
@@ -80,8 +86,8 @@ class Collator:
             check_static(budget, max_sequences, frame_budget, measure=measure, rule=rule, share_encoder=share_encoder)
         if buckets:
             check_buckets(budget, rule=rule, static=static)
-        if budget is not None:
-            rule.floor(budget)
+        capacity = None if budget is None else rule.floor(budget)
+        self.max_seqlen = None if max_seqlen is None else longest_slot(max_seqlen, rule, capacity)
         hop_samples = measure.frames.hop_samples if measure.frames else 0
         self.measure, self.rule, self.budget = measure, rule, budget
         self.max_sequences, self.frame_budget = max_sequences, frame_budget
@@ -143,11 +149,11 @@ class Collator:
         return tuple(self._made(one, step, [self.rule], extent)[0] for one in taken)
 
     def _sizes(self) -> Least | Buckets | Constant:
-        if self.static:
-            return Constant(capacity=self.rule.floor(self.budget), max_sequences=self.max_sequences)
-        if self.buckets:
-            return Buckets(rule=self.rule, capacity=self.rule.floor(self.budget), max_sequences=self.max_sequences)
-        return Least(rule=self.rule)
+        if not self.static and not self.buckets:
+            return Least(rule=self.rule)
+        capacity = self.rule.floor(self.budget)
+        bounds = {"capacity": capacity, "max_sequences": self.max_sequences, "longest_slot": self.max_seqlen or capacity}
+        return Constant(**bounds) if self.static else Buckets(rule=self.rule, **bounds)
 
     def _made(self, taken: Taken, step: int, rules: list[Alignment], extent: Extent) -> tuple[PackedBatch, ...]:
         """The batches of a pack as the CP rank of each rule sees it."""
@@ -166,6 +172,7 @@ class Collator:
             rule,
             total=extent.tokens,
             rows=extent.rows,
+            longest=self.max_seqlen,
             ids=[example.id for example, _ in taken.kept],
             share_encoder=self.share_encoder,
             frame_budget=self.frame_budget if self.static else None,

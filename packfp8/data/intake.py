@@ -9,6 +9,7 @@ from packfp8.data.audio import Loaded, load_clip
 from packfp8.data.batch import SetAside
 from packfp8.data.clip import Clip
 from packfp8.data.example import Example, as_example, name_of_item
+from packfp8.data.longest_slot import longer_than_a_slot
 from packfp8.errors import BudgetError, PackError
 from packfp8.lengths import Encoded, Measure, rooms
 from packfp8.lengths.measure import MOST_TOKENS
@@ -51,6 +52,7 @@ class Intake:
     budget: int | None
     max_sequences: int | None
     frame_budget: int | None
+    max_seqlen: int | None
     over_budget: str
     on_fault: str
     resample: bool
@@ -115,6 +117,8 @@ class Intake:
     def _over(self, sequences: int, tokens: int, longest: int, frames: int, name: str) -> BudgetError | None:
         """Why so many sequences are no pack of ours, or None. THD asks the `tokens` of all slots, BSHD the `longest`."""
         rule = self.rule
+        if self.max_seqlen is not None and longest > self.max_seqlen:  # a legal slot: rounded up, none comes to lie beyond it
+            return longer_than_a_slot(name, longest, self.max_seqlen)
         if self.max_sequences is not None and sequences > self.max_sequences:
             return _no_fit(name, f"{sequences} sequences", f"at most {self.max_sequences} sequences")
         if self.frame_budget is not None and frames > self.frame_budget:

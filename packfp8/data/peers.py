@@ -15,7 +15,7 @@ from packfp8.errors import StateError
 
 COLLATED_BY = (
     *("budget", "over_budget", "on_fault", "resample", "tolerance_samples", "static", "max_sequences", "frame_budget"),
-    *("buckets", "share_encoder"),
+    *("max_seqlen", "buckets", "share_encoder"),
 )
 """Settings of a collator that peers must share, beside its rule and measure."""
 

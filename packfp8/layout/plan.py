@@ -26,7 +26,7 @@ class Plan:
     Args:
         index: int64 `[T/cp]`, positions in the pack of the tokens that this rank holds.
         position_ids: int64 `[T/cp]`, position within the slot; runs on through its padding.
-        seq_idx: int32 `[T/cp]`, number of the slot; filler has its own.
+        seq_idx: int32 `[T/cp]`, number of the slot; filler has its own, one for each of its slots.
         padding_mask: bool `[T/cp]`, True = pad.
         clips: int64 `[encoded]`, the clips that this rank encodes, in order: those of which it holds at least one frame, or its
             share of all.
@@ -66,6 +66,7 @@ def make_plan(
     *,
     total: int | None = None,
     rows: int | None = None,
+    longest: int | None = None,
     ids: Sequence[str] = (),
     share_encoder: bool = False,
     frame_budget: int | None = None,
@@ -75,7 +76,7 @@ def make_plan(
     Args:
         lengths: real tokens of each sequence.
         clips: (sequence, start within it, encoder frames) of every clip, in the order in which they are heard.
-        total, rows: as for `place`.
+        total, rows, longest: as for `place`.
         ids: names of the sequences, part of the checksum.
         share_encoder: whether each clip is encoded by one CP rank, and its frames travel.
         frame_budget: encoder frames of one row in which all clips stand; without it each has a row. Not with `share_encoder`.
@@ -84,7 +85,7 @@ def make_plan(
         what `place` raises.
         BudgetError: the clips do not fit the frame budget.
     """
-    slots = place(lengths, rule, total=total, rows=rows)
+    slots = place(lengths, rule, total=total, rows=rows, longest=longest)
     topology = rule.topology
     index = cp_index(slots.offsets, topology.cp, topology.cp_rank)
     slot_of = np.repeat(np.arange(len(slots.lengths)), slots.sizes // topology.cp)

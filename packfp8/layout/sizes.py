@@ -1,9 +1,11 @@
 """How large the parts of a pack are told to be: as large as they are, one of a few sizes, or always the same.
 
-                     tokens of the pack         offsets                 max_seqlen
-    Least            what its slots need        one more than slots     the longest slot
-    Buckets          eighths of the capacity    a power of two + 1      a power of two
-    Constant         the capacity               max_sequences + 2       the capacity
+                     tokens of the pack         offsets                            max_seqlen
+    Least            what its slots need        one more than slots                the longest slot
+    Buckets          eighths of the capacity    a power of two + 1                 a power of two
+    Constant         the capacity               max_sequences + filler's + 1       the longest that a slot may be
+
+Filler takes as many slots as the longest slot goes into the capacity: one, where a slot may be as long as the pack.
 
 A compiler makes a program for each set of sizes that it meets, and takes seconds to minutes for it. Packs of a sampler are
 nearly full, so that most fall into the highest eighth; powers of two leave a handful of values for the rest. The price is
@@ -47,11 +49,13 @@ class Buckets:
         rule: whose multiples the totals are.
         capacity: tokens of a full pack, a multiple of the rule's total.
         max_sequences: most sequences of a pack, filler left out; None where only the capacity bounds them.
+        longest_slot: tokens of the longest slot that a pack may have, filler's counted; at most the capacity.
     """
 
     rule: Alignment
     capacity: int
     max_sequences: int | None
+    longest_slot: int
 
     def tokens(self, used: int) -> int:
         """Least eighth of the capacity, rounded up to the rule, that holds `used`."""
@@ -60,12 +64,14 @@ class Buckets:
 
     def offsets(self, slots: int) -> int:
         """One more than the least power of two of at least `slots`, or than the most slots that a pack may have."""
-        most = self.capacity // self.rule.sequence if self.max_sequences is None else self.max_sequences + 1
+        most = self.capacity // self.rule.sequence
+        if self.max_sequences is not None:
+            most = self.max_sequences + -(-self.capacity // self.longest_slot)
         return min(_power(slots), most) + 1
 
     def longest(self, tokens: int) -> int:
-        """Least power of two of at least `tokens`, or the capacity."""
-        return min(_power(tokens), self.capacity)
+        """Least power of two of at least `tokens`, or the longest that a slot may be."""
+        return min(_power(tokens), self.longest_slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,22 +81,24 @@ class Constant:
     Args:
         capacity: tokens of every pack.
         max_sequences: most sequences of a pack, filler left out.
+        longest_slot: tokens of the longest slot that a pack may have, filler's counted; at most the capacity.
     """
 
     capacity: int
     max_sequences: int
+    longest_slot: int
 
     def tokens(self, used: int) -> int:
         """The capacity."""
         return self.capacity
 
     def offsets(self, slots: int) -> int:
-        """Those of the most sequences, filler's slot, and the end."""
-        return self.max_sequences + 2
+        """Those of the most sequences, of the most slots of filler, and the end."""
+        return self.max_sequences + -(-self.capacity // self.longest_slot) + 1
 
     def longest(self, tokens: int) -> int:
-        """The capacity: a filler slot may be as long."""
-        return self.capacity
+        """The longest that a slot may be: a filler slot may be as long."""
+        return self.longest_slot
 
 
 def _power(n: int) -> int:

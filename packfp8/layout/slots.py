@@ -1,6 +1,6 @@
 """Slots: the rooms of one pack. THD gives each its own size, BSHD gives all the same; nothing else differs.
 
-THD    | a a a . | b b b b b b . . | c . . . | . . . . . . . . |      . padding, the last slot is filler
+THD    | a a a . | b b b b b b . . | c . . . | . . . . . . . . |      . padding, the last slot is filler (or several are)
 BSHD   | a a a . . . . . | b b b b b b . . | c . . . . . . . |        rows of S, right-padded
 """
 
@@ -64,18 +64,28 @@ class Slots:
         return np.arange(int(self.lengths.sum())) + np.repeat(starts, self.lengths)
 
 
-def place(lengths: Sequence[int], rule: Alignment, *, total: int | None = None, rows: int | None = None) -> Slots:
+def place(
+    lengths: Sequence[int],
+    rule: Alignment,
+    *,
+    total: int | None = None,
+    rows: int | None = None,
+    longest: int | None = None,
+) -> Slots:
     """The slots for sequences of `lengths` real tokens, as the rule's layout sizes them.
 
     Args:
         lengths: whole numbers of at least 1; no sequence at all gives a pack of filler.
         total: tokens to fill the pack up to (THD) or B * S (BSHD with `rows`); the least legal total where it is left out.
         rows: number of rows (BSHD), at least one for each sequence; as many as sequences where it is left out.
+        longest: most tokens of a slot, a multiple of the rule's slot (THD): filler is cut into slots of at most so many. It is
+            one slot where `longest` is left out.
 
     Raises:
         ExampleError: a sequence without tokens, or a length that is no whole number.
-        BudgetError: the slots do not fit `total`, the sequences do not fit `rows`, or the pack's offsets do not fit int32.
-        RuleError: `total` is not a legal pack, or not the same number of tokens for each of `rows`.
+        BudgetError: the slots do not fit `total`, the sequences do not fit `rows`, a slot is longer than `longest`, or the
+            pack's offsets do not fit int32.
+        RuleError: `total` is not a legal pack, or not the same number of tokens for each of `rows`; `longest` is no legal slot.
     """
     real = _whole(lengths)
     if real.size and real.min() < 1:
@@ -94,7 +104,23 @@ def place(lengths: Sequence[int], rule: Alignment, *, total: int | None = None, 
             because="kernels refuse a batch of no token, and a rank that skips a step hangs the others",
             fix="leave out total: a pack of no sequence is then the least pack, all filler",
         )
-    slots = _rows(real, rule, total, rows) if rule.layout == "bshd" else _own(real, rule, total)
+    if longest is not None and (longest < 1 or longest % rule.sequence):
+        raise RuleError(
+            "the longest slot is not a slot",
+            got=f"longest={longest}",
+            expected=f"a multiple of {rule.sequence}, at least {rule.sequence}",
+            because="filler is cut into slots of so many tokens, and every slot obeys the rule",
+            fix="floor it to a multiple of rule.sequence",
+        )
+    slots = _rows(real, rule, total, rows) if rule.layout == "bshd" else _own(real, rule, total, longest)
+    if longest is not None and slots.longest > longest:
+        raise BudgetError(
+            f"slot {int(slots.sizes.argmax())} of the pack is longer than a slot may be",
+            got=f"{slots.longest} tokens",
+            expected=f"at most {longest}",
+            because="attention kernels are told the longest slot, and leave the rest of a longer one as it was in memory",
+            fix="raise longest, or leave out the sequence",
+        )
     if slots.total >= OFFSET_LIMIT:  # told here, before anything of the pack's size is made
         raise BudgetError(
             "the offsets of the pack do not fit their type",
@@ -121,13 +147,15 @@ def _whole(lengths: Sequence[int]) -> np.ndarray:
     return given.astype(np.int64)
 
 
-def _own(real: np.ndarray, rule: Alignment, total: int | None) -> Slots:
-    """THD: each slot its own length rounded up, and one filler slot for what is left."""
+def _own(real: np.ndarray, rule: Alignment, total: int | None, longest: int | None) -> Slots:
+    """THD: each slot its own length rounded up, and filler for what is left, in slots of at most `longest`."""
     sizes = -(-real // rule.sequence) * rule.sequence
     used = int(sizes.sum())
     total = max(rule.pack(used), rule.total) if total is None else total
     _fits(used, total)
-    filler = [total - used] if total > used else []
+    left = total - used
+    whole, rest = divmod(left, left + 1 if longest is None else longest)
+    filler = [longest] * whole + [rest] * (rest > 0)
     return Slots(
         lengths=np.concatenate((real, np.zeros(len(filler), np.int64))),
         offsets=np.concatenate(([0], np.cumsum(np.concatenate((sizes, np.array(filler, np.int64)))))),

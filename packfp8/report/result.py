@@ -172,7 +172,8 @@ class Report:
         """Distinct shapes of the same packs rounded up to buckets: tokens, offsets, `max_seqlen`. None for padded rows."""
         if self.rule.layout == "bshd":
             return None
-        buckets = Buckets(rule=self.rule, capacity=self.capacity, max_sequences=self.max_sequences)
+        capacity = self.capacity
+        buckets = Buckets(rule=self.rule, capacity=capacity, max_sequences=self.max_sequences, longest_slot=capacity)
         shapes = set()
         columns = (self.stream.slot_tokens, self.stream.sequences, self.stream.longest_tokens)
         for used, sequences, longest in zip(*(column.tolist() for column in columns), strict=True):

@@ -104,6 +104,50 @@ def test_filler_is_one_slot_of_its_own_and_none_where_nothing_is_left(rule, leng
     assert slots.sizes[len(lengths) :].tolist() == ([left] if left else [])
 
 
+@given(thd, lengths, st.integers(1, 60), st.integers(0, 12))
+def test_filler_is_cut_into_the_fewest_slots_of_at_most_the_longest_and_every_other_slot_stays(rule, lengths, units, more):
+    longest = rule.slot(max(lengths, default=1)) + units * rule.sequence
+    total = place(lengths, rule).total + more * rule.total
+    whole, cut = place(lengths, rule, total=total), place(lengths, rule, total=total, longest=longest)
+    assert cut.longest <= longest
+    assert (cut.total, cut.sequences, cut.waste) == (whole.total, whole.sequences, whole.waste)
+    assert cut.sizes[: len(lengths)].tolist() == whole.sizes[: len(lengths)].tolist()
+    filler = cut.sizes[len(lengths) :]
+    assert len(filler) == -(-whole.waste["filler"] // longest)
+    assert (cut.lengths[len(lengths) :] == 0).all()
+    assert (filler > 0).all()
+    assert (filler % rule.sequence == 0).all()
+    assert cut.real().tolist() == whole.real().tolist()
+
+
+@pytest.mark.parametrize("layout", ["thd", "bshd"])
+def test_a_sequence_whose_slot_is_the_longest_fits_and_one_more_is_refused(lines_of, layout):
+    rule = align("bf16", Topology(cp=2), layout=layout)
+    assert place([5, 8], rule, longest=8).longest == 8
+    with pytest.raises(BudgetError) as caught:
+        place([5, 9], rule, longest=8)
+    assert lines_of(caught.value) == {
+        "what": f"slot {0 if layout == 'bshd' else 1} of the pack is longer than a slot may be",
+        "got": "12 tokens",
+        "expected": "at most 8",
+        "because": "attention kernels are told the longest slot, and leave the rest of a longer one as it was in memory",
+        "fix": "raise longest, or leave out the sequence",
+    }
+
+
+@pytest.mark.parametrize("longest", [0, -4, 3, 6])
+def test_a_longest_slot_that_is_no_slot_is_refused(lines_of, longest):
+    with pytest.raises(RuleError) as caught:
+        place([1], align("bf16", Topology(cp=2)), longest=longest)
+    assert lines_of(caught.value) == {
+        "what": "the longest slot is not a slot",
+        "got": f"longest={longest}",
+        "expected": "a multiple of 4, at least 4",
+        "because": "filler is cut into slots of so many tokens, and every slot obeys the rule",
+        "fix": "floor it to a multiple of rule.sequence",
+    }
+
+
 def test_filler_does_not_grow_the_last_sequences_slot():
     slots = place([10, 11], align("block"), total=64)
     assert slots.offsets.tolist() == [0, 10, 21, 64]
