@@ -55,6 +55,7 @@ class PackingSampler(CutSampler):
         max_sequences: most sequences in a pack.
         frame_budget: most encoder frames of a pack's audio, each clip counted with the silence that keeps it from the next
             (`packfp8.lengths.rooms`): the collator's. None does not count them.
+        max_seqlen: most tokens of an example's slot (THD), less than a pack's: the collator's. None bounds it by the pack.
         seed: of the order, together with the epoch; the same on all ranks.
         shuffle: whether the order is random: of a set in memory as a whole, of a lazy one through a buffer.
         shuffle_buffer: items of that buffer. A Shar set that carries audio is held in memory as far as the buffer, the
@@ -67,8 +68,8 @@ class PackingSampler(CutSampler):
             weight, "drop" sets the examples of that step aside.
 
     Raises:
-        ConfigError: an unknown policy, a count that is none, a frame budget where no example has audio, a source that can be
-            walked only once.
+        ConfigError: an unknown policy, a count that is none, a frame budget where no example has audio, `max_seqlen` of padded
+            rows, a source that can be walked only once.
         BudgetError: a budget below the least pack.
     """
 
@@ -82,6 +83,7 @@ class PackingSampler(CutSampler):
         lookahead: int = 256,
         max_sequences: int | None = None,
         frame_budget: int | None = None,
+        max_seqlen: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         shuffle_buffer: int = 10_000,
@@ -99,6 +101,7 @@ class PackingSampler(CutSampler):
             lookahead=lookahead,
             max_sequences=max_sequences,
             frame_budget=frame_budget,
+            max_seqlen=max_seqlen,
             seed=seed,
             shuffle=shuffle,
             shuffle_buffer=shuffle_buffer,

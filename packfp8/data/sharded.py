@@ -36,7 +36,6 @@ from packfp8.data.terms import Terms
 from packfp8.errors import AudioError, BudgetError, ConfigError, ExampleError, LengthError, PackError, StateError
 from packfp8.lengths import Histogram, Measure, Measured
 from packfp8.packing import PackCost
-from packfp8.packing.capacity import too_long
 from packfp8.rule import Alignment
 
 FORMAT = 1
@@ -56,7 +55,7 @@ class ShardedPackingSampler(Sampler[SampledPack]):
         shard: this rank's examples, in memory: a list, or an eager CutSet.
         group: the data-parallel ranks; None where there is one.
         steps: of an epoch, where the number is known without asking the group, as in a dry run.
-        measure, rule, budget, lookahead, max_sequences, frame_budget, seed, cost, over_budget, on_fault: as for
+        measure, rule, budget, lookahead, max_sequences, frame_budget, max_seqlen, seed, cost, over_budget, on_fault: as for
             `PackingSampler`. With a frame budget fewer examples change places from epoch to epoch: those alike in both.
 
     Attributes:
@@ -83,6 +82,7 @@ class ShardedPackingSampler(Sampler[SampledPack]):
         lookahead: int = 256,
         max_sequences: int | None = None,
         frame_budget: int | None = None,
+        max_seqlen: int | None = None,
         seed: int = 0,
         cost: PackCost = PackCost(),  # noqa: B008, it is frozen
         over_budget: str = "error",
@@ -98,6 +98,7 @@ class ShardedPackingSampler(Sampler[SampledPack]):
             lookahead=lookahead,
             max_sequences=max_sequences,
             frame_budget=frame_budget,
+            max_seqlen=max_seqlen,
             seed=seed,
             shuffle=True,
             shuffle_buffer=1,
@@ -210,8 +211,7 @@ class ShardedPackingSampler(Sampler[SampledPack]):
             example = as_example(item, sample_rate=frames.sample_rate if frames else 16_000, position=index)
             measured = self.terms.measure(example)
             if measured.tokens > self.terms.longest_tokens:
-                room = self.terms.longest_tokens
-                raise too_long(f"example {example.id!r}", measured.tokens, room, slot=f"in a budget of {self.terms.budget}")
+                raise self.terms.too_long(example.id, measured.tokens)
             self.terms.check_frames(example.id, measured)
             self._items.append((example.id, item, measured))
         except BudgetError as fault:

@@ -161,7 +161,7 @@ class Steps:
         example = as_example(item, sample_rate=measure.sample_rate, template=measure.template, position=index)
         measured = measure(example)
         if measured.tokens > self._longest_tokens:
-            raise _too_long(example.id, measured.tokens, self.terms)
+            raise self.terms.too_long(example.id, measured.tokens)
         self.terms.check_frames(example.id, measured)
         return Held(index=index, name=example.id, item=item, measured=measured)
 
@@ -233,16 +233,6 @@ class Steps:
         self._packer.load_state_dict(mark.packer)
         packs = [[self._held.pop(index) for index in pack] for pack in mark.dealer["packs"]]
         self._dealer.load_state_dict(mark.dealer | {"packs": packs})
-
-
-def _too_long(name: str, tokens: int, terms: Terms) -> BudgetError:
-    return BudgetError(
-        f"example {name!r} is longer than a pack",
-        got=f"{tokens} tokens",
-        expected=f"at most {terms.longest_tokens}, what a budget of {terms.budget} holds under the rule",
-        because="a sequence is never cut: a cut would drop audio frames or supervised tokens",
-        fix="raise the budget, or choose over_budget='set_aside' to leave such examples out and have them named",
-    )
 
 
 def _dropped(name: str, packs: int, ranks: int) -> PackError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packfp8.data.checks import POLICIES, check_bounds
-from packfp8.errors import ConfigError
+from packfp8.data.longest_slot import longer_than_a_slot, longest_slot
+from packfp8.errors import BudgetError, ConfigError
 from packfp8.lengths import Measure, Measured, rooms
 from packfp8.packing import Dealer, PackCost, RowPacker, StreamPacker
 from packfp8.packing.capacity import too_many_frames
@@ -31,6 +32,7 @@ class Terms:
     lookahead: int
     max_sequences: int | None
     frame_budget: int | None
+    max_seqlen: int | None
     seed: int
     shuffle: bool
     shuffle_buffer: int
@@ -61,7 +63,7 @@ class Terms:
                     because="each rank walks all examples by itself; orders that differ would repeat some and lose others",
                     fix=f"pass the same {name} on every rank",
                 )
-        self.rule.floor(self.budget)
+        self.longest_tokens  # noqa: B018, it raises where the budget or max_seqlen has no room for a slot
         self.packer()
         check_bounds(max_sequences=self.max_sequences, frame_budget=self.frame_budget, measure=self.measure)
         self.dealer(0)
@@ -74,7 +76,8 @@ class Terms:
     @property
     def longest_tokens(self) -> int:
         """Tokens of the longest sequence that a pack can hold."""
-        return self.rule.floor(self.budget)  # a multiple of every slot, and of a row that is a batch by itself
+        capacity = self.rule.floor(self.budget)  # a multiple of every slot, and of a row that is a batch by itself
+        return capacity if self.max_seqlen is None else longest_slot(self.max_seqlen, self.rule, capacity)
 
     def packer(self) -> StreamPacker | RowPacker:
         """An empty packer."""
@@ -90,6 +93,19 @@ class Terms:
     def frames_of(self, one: Measured) -> int:
         """Encoder frames that an example takes of the frame budget, those of its clips' rooms; 0 where there is none."""
         return 0 if self.frame_budget is None else sum(map(rooms, one.encoder_frames))
+
+    def too_long(self, name: str, tokens: int) -> BudgetError:
+        """The error for an example of more tokens than `longest_tokens`."""
+        longest = self.longest_tokens
+        if longest < self.rule.floor(self.budget):
+            return longer_than_a_slot(name, tokens, longest)
+        return BudgetError(
+            f"example {name!r} is longer than a pack",
+            got=f"{tokens} tokens",
+            expected=f"at most {longest}, what a budget of {self.budget} holds under the rule",
+            because="a sequence is never cut: a cut would drop audio frames or supervised tokens",
+            fix="raise the budget, or choose over_budget='set_aside' to leave such examples out and have them named",
+        )
 
     def check_frames(self, name: str, one: Measured) -> None:
         """Nothing, where a pack has room for the example's audio.
@@ -119,6 +135,7 @@ class Terms:
             "lookahead": int(self.lookahead),
             "max_sequences": None if self.max_sequences is None else int(self.max_sequences),
             "frame_budget": None if self.frame_budget is None else int(self.frame_budget),
+            "max_seqlen": None if self.max_seqlen is None else int(self.max_seqlen),
             "seed": self.seed,
             "shuffle": bool(self.shuffle),
             "shuffle_buffer": self.shuffle_buffer,

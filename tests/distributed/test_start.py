@@ -26,6 +26,7 @@ OTHERS = {
     "measure": {"measure": Measure(frames=None, template=Template(prompt="Say it. "))},
     "window": {"window": 5},
     "collator's on_fault": {"on_fault": "set_aside"},
+    "collator's max_seqlen": {"max_seqlen": 60},
 }
 
 

@@ -197,6 +197,7 @@ TERMS = {
     "window": {"window": 2},
     "max_sequences": {"max_sequences": 3},
     "frame_budget": {"frame_budget": 240},
+    "max_seqlen": {"max_seqlen": 250},
     "shuffle": {"shuffle": False},
     "shuffle_buffer": {"shuffle_buffer": 5},
     "cost": {"cost": PackCost(linear=1.0)},
