@@ -17,6 +17,9 @@ from packfp8.rule import Alignment
 
 USUAL = 95
 """Percentile of the packs' frames that is the frame budget where none is given: few packs are closed early by it."""
+WHOLE_TOKENS = 64
+"""`max_seqlen` is a multiple of so many tokens: to as many Transformer Engine rounds up the one that it finds by itself
+(2.20.2, `DotProductAttention.forward` without `max_seqlen_q`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -26,12 +29,14 @@ class Constancy:
     Attributes:
         frame_budget: encoder frames of a pack's audio; 0 where no example is known to have any.
         max_sequences: most sequences of a pack.
+        max_seqlen: tokens of the longest slot of all examples that a pack can hold, rounded up, and at most a pack's.
         stream: the packs under these bounds.
         over_budget: examples walked whose audio no pack can hold.
     """
 
     frame_budget: int
     max_sequences: int
+    max_seqlen: int
     stream: Stream
     over_budget: int
 
@@ -71,6 +76,7 @@ class Constancy:
         return {
             "frame_budget": self.frame_budget,
             "max_sequences": self.max_sequences,
+            "max_seqlen": self.max_seqlen,
             "packs": self.stream.packs,
             "fill": self.stream.fill,
             "fill_real": self.stream.fill_real,
@@ -90,6 +96,7 @@ def constancy(
     *,
     budget: int,
     lookahead: int,
+    longest_tokens: int,
     max_sequences: int | None,
     frame_budget: int | None,
 ) -> Constancy:
@@ -98,6 +105,7 @@ def constancy(
     Args:
         drawn, rule, budget, lookahead: as for `dry_run`; the rule is one of `check_constant`.
         usual: the packs without one; what bound is not given follows from them.
+        longest_tokens: of the longest example that a pack can hold, drawn or not.
         max_sequences: the most of `usual` where left out.
         frame_budget: where left out, that of 95 of 100 of `usual`, or of the example with the most audio.
     """
@@ -118,7 +126,11 @@ def constancy(
         frame_budget=frame_budget or None,
     )
     return Constancy(
-        frame_budget=frame_budget, max_sequences=max_sequences, stream=stream, over_budget=int(np.count_nonzero(~fits))
+        frame_budget=frame_budget,
+        max_sequences=max_sequences,
+        max_seqlen=min(stream.capacity, -(-rule.slot(longest_tokens) // WHOLE_TOKENS) * WHOLE_TOKENS),
+        stream=stream,
+        over_budget=int(np.count_nonzero(~fits)),
     )
 
 

@@ -92,7 +92,7 @@ def report(
     constant = None
     if static:
         bounded = {"budget": budget, "lookahead": lookahead, "max_sequences": max_sequences, "frame_budget": frame_budget}
-        constant = constancy(drawn, rule, stream, **bounded)
+        constant = constancy(drawn, rule, stream, longest_tokens=packed.longest, **bounded)
     return Report(
         sources=tuple(map(str, paths)),
         rule=rule,

@@ -21,8 +21,8 @@ from packfp8.report.tally import Tally
 RULE = align("block")
 SHAPE_KEYS = ("distinct", "in_buckets")
 STATIC_KEYS = (
-    "frame_budget", "max_sequences", "packs", "fill", "fill_real", "filler_tokens", "filler", "silent_frames", "silent",
-    "unused_clips", "over_frame_budget",
+    "frame_budget", "max_sequences", "max_seqlen", "packs", "fill", "fill_real", "filler_tokens", "filler", "silent_frames",
+    "silent", "unused_clips", "over_frame_budget",
 )  # fmt: skip
 
 
@@ -34,7 +34,8 @@ def drawn_of(tokens, frames):
 def cost_of(drawn, **bounds):
     settings = {"budget": 256, "lookahead": 16, "max_sequences": None}
     usual = dry_run(drawn, RULE, **settings)
-    return constancy(drawn, RULE, usual, **{**settings, "frame_budget": None, **bounds}), usual
+    longest = int(drawn.tokens.max())
+    return constancy(drawn, RULE, usual, longest_tokens=longest, **{**settings, "frame_budget": None, **bounds}), usual
 
 
 @pytest.fixture
@@ -83,6 +84,18 @@ def test_an_example_with_more_audio_than_a_pack_may_hold_is_counted_and_left_out
     assert cost.over_budget == 2
     assert cost.stream.sequences.sum() == 7
     assert cost.to_dict()["over_frame_budget"] == 2
+
+
+@pytest.mark.parametrize(
+    ("longest", "cp", "told"), [(64, 1, 64), (65, 1, 128), (191, 3, 192), (127, 3, 192), (193, 3, 240), (249, 1, 256)]
+)
+def test_the_max_seqlen_holds_the_slot_of_the_longest_example_and_is_no_longer_than_a_pack(tmp_path, longest, cp, told):
+    """Slots of cp 3 are multiples of 6: 127 tokens take 132, and 128 would leave room for 126."""
+    np.save(tmp_path / "lengths.npy", np.array([5, longest, 7]))
+    result = report(tmp_path / "lengths.npy", budget=256, static=True, recipe="block", topology=Topology(cp=cp))
+    assert result.static.max_seqlen == result.to_dict()["static"]["max_seqlen"] == told
+    bounds = {"budget": 256, "static": True, "max_sequences": result.static.max_sequences, "max_seqlen": told}
+    assert Collator(measure=Measure(frames=None), rule=result.rule, **bounds).max_seqlen >= result.rule.slot(longest)
 
 
 def test_where_no_audio_is_known_only_tokens_cost():
@@ -140,7 +153,14 @@ def test_json_has_the_figures_only_where_asked(speech):
 def test_the_table_and_the_page_tell_it(speech):
     run = CliRunner().invoke(main, ["report", str(speech), "--budget", "2048", "--static", "--frame-budget", "1500"])
     assert run.exit_code == 0, run.output
-    for row in ("static: packs", "1,500 encoder frames", "static: filler", "static: silence", "static: clips unused"):
+    for row in (
+        "static: packs",
+        "1,500 encoder frames",
+        "static: max_seqlen",
+        "static: filler",
+        "static: silence",
+        "static: clips unused",
+    ):
         assert row in run.output
     assert "static" not in CliRunner().invoke(main, ["report", str(speech), "--budget", "2048"]).output.replace(
         "static packs", ""
