@@ -20,19 +20,24 @@ def check_policies(**policies: object) -> None:
             raise _unknown_policy(name, policy)
 
 
+def is_count(value: object, least: int) -> bool:
+    """Whether it is a whole number of at least `least`; True and 64.0 are none."""
+    return not isinstance(value, bool) and hasattr(value, "__index__") and value >= least
+
+
 def check_bounds(*, max_sequences: int | None, frame_budget: int | None, measure: Measure) -> None:
     """Nothing, where a pack has room for a sequence and for a clip.
 
     Raises:
-        ConfigError: it has not; or a frame budget, where no example has audio.
+        ConfigError: it has not, or a bound is no whole number; or a frame budget, where no example has audio.
     """
-    if max_sequences is not None and max_sequences < 1:
+    if max_sequences is not None and not is_count(max_sequences, 1):
         raise _no_sequences(max_sequences)
     if frame_budget is None:
         return
     if measure.frames is None:
         raise _frames_of_text(frame_budget)
-    if frame_budget < LEAST_ROOM_FRAMES:
+    if not is_count(frame_budget, LEAST_ROOM_FRAMES):
         raise _no_clips(frame_budget)
 
 
@@ -63,8 +68,8 @@ def check_static(
 def _no_sequences(max_sequences: int) -> ConfigError:
     return ConfigError(
         "packs have no room for a sequence",
-        got=f"max_sequences={max_sequences}",
-        expected="at least 1, or None for no bound",
+        got=f"max_sequences={max_sequences!r}",
+        expected="a whole number of at least 1, or None for no bound",
         because="every example would be over it; filler is not counted",
         fix="leave out max_sequences, or give the most sequences that a pack may hold",
     )
@@ -133,8 +138,8 @@ def _frames_of_text(frame_budget: int) -> ConfigError:
 def _no_clips(frame_budget: int) -> ConfigError:
     return ConfigError(
         "packs have no room for a clip",
-        got=f"frame_budget={frame_budget}",
-        expected=f"at least {LEAST_ROOM_FRAMES}, or None for no bound",
+        got=f"frame_budget={frame_budget!r}",
+        expected=f"a whole number of at least {LEAST_ROOM_FRAMES}, or None for no bound",
         because="the smallest room is one encoder frame of its clip and one of silence",
         fix="leave out frame_budget, or give the most encoder frames that a pack may hold",
     )

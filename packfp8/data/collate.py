@@ -90,7 +90,7 @@ class Collator:
         self.max_seqlen = None if max_seqlen is None else longest_slot(max_seqlen, rule, capacity)
         hop_samples = measure.frames.hop_samples if measure.frames else 0
         self.measure, self.rule, self.budget = measure, rule, budget
-        self.max_sequences, self.frame_budget = max_sequences, frame_budget
+        self.max_sequences, self.frame_budget = (None if n is None else int(n) for n in (max_sequences, frame_budget))
         self.over_budget, self.on_fault, self.resample = over_budget, on_fault, resample
         self.tolerance_samples = hop_samples if tolerance_samples is None else tolerance_samples
         self.static, self.buckets, self.share_encoder = static, buckets, share_encoder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from packfp8.data.checks import is_count
 from packfp8.errors import BudgetError, ConfigError
 from packfp8.rule import Alignment
 
@@ -23,7 +24,7 @@ def longest_slot(max_seqlen: int, rule: Alignment, capacity: int | None) -> int:
             because="all rows of a batch are as long as its longest, and how long that may be follows from their number",
             fix="leave out max_seqlen, or pack with layout='thd'",
         )
-    if isinstance(max_seqlen, bool) or not hasattr(max_seqlen, "__index__") or max_seqlen < rule.sequence:
+    if not is_count(max_seqlen, rule.sequence):
         raise ConfigError(
             "packs have no room for a slot",
             got=f"max_seqlen={max_seqlen!r}",

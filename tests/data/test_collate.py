@@ -315,14 +315,14 @@ def test_an_unknown_policy_is_refused(collator_of, rule_of, lines_of, name, poli
     }
 
 
-@pytest.mark.parametrize("most", [0, -1])
+@pytest.mark.parametrize("most", [0, -1, 5.0, "5", True, []])
 def test_no_room_for_a_sequence_is_refused(collator_of, rule_of, lines_of, most):
     with pytest.raises(ConfigError) as caught:
         collator_of(rule_of(), max_sequences=most)
     assert lines_of(caught.value) == {
         "what": "packs have no room for a sequence",
-        "got": f"max_sequences={most}",
-        "expected": "at least 1, or None for no bound",
+        "got": f"max_sequences={most!r}",
+        "expected": "a whole number of at least 1, or None for no bound",
         "because": "every example would be over it; filler is not counted",
         "fix": "leave out max_sequences, or give the most sequences that a pack may hold",
     }

@@ -207,18 +207,27 @@ def test_static_with_a_shared_encoder_is_refused(five_lines):
     assert collator_of(2, share_encoder=True, static=False).frame_budget == 41
 
 
-@pytest.mark.parametrize("budget", [1, 0, -5])
+@pytest.mark.parametrize("budget", [1, 0, -5, 41.0, "41", True])
 def test_a_frame_budget_without_room_for_a_clip_is_refused(budget, five_lines):
     with pytest.raises(ConfigError) as caught:
         collator_of(frame_budget=budget)
     five_lines(
         caught.value,
         what="packs have no room for a clip",
-        got=f"frame_budget={budget}",
-        expected="at least 2, or None for no bound",
+        got=f"frame_budget={budget!r}",
+        expected="a whole number of at least 2, or None for no bound",
         because="the smallest room is one encoder frame of its clip and one of silence",
         fix="leave out frame_budget, or give the most encoder frames that a pack may hold",
     )
+
+
+def test_bounds_from_numpy_leave_plain_numbers_in_the_batch():
+    """Kernels and compilers are told them; a number of another type is another one to some caches."""
+    bounds = {name: np.int64(bound) for name, bound in BOUNDS.items() if name != "static"}
+    plain, batch = (collator_of(**of).collate([]) for of in ({"max_seqlen": 64}, {**bounds, "max_seqlen": np.int64(64)}))
+    told = {type(number) for number in (batch.max_seqlen, batch.audio_frames, *batch.frames_sent, *batch.frames_received)}
+    assert told == {int}
+    assert shapes(batch) == shapes(plain)
 
 
 def test_a_frame_budget_of_text_is_refused(five_lines):
