@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from packfp8.data import PackedBatch
 from packfp8.errors import ConfigError
+from packfp8.model.checks import check_is_batch
 from packfp8.model.graph import Graph
 from packfp8.model.handover import handed
 from packfp8.model.static_batch import StaticBatch
@@ -49,13 +50,14 @@ class CapturedStep:
     needed. The tensors `.grad` and the losses that a call returns keep their addresses, and are overwritten by the next call.
 
     A batch of another shape runs kernel by kernel, all the same right; so does everything without a GPU. `fallbacks` counts
-    them by their reasons. Freeze parameters and move the model before the first step.
+    them by their reasons. Freeze parameters and move the model before it is given; to train others later, make another.
 
     Args:
         model: on its GPU.
         example: a batch of the one shape that is captured, wherever it is.
-        optimizer: steps within the graph, for one micro-batch a step. It must be capturable, and its learning rate a tensor,
-            which schedulers of torch change in place; all its other numbers are as they are at the capture.
+        optimizer: steps within the graph, for one micro-batch a step. It must be capturable, and its learning rate a tensor
+            on the GPU, which schedulers of torch change in place. Whenever another of its numbers changes, a step is captured
+            anew: cycle the learning rate alone.
         warmup: steps that run kernel by kernel before one is captured.
 
     Attributes:
@@ -63,7 +65,7 @@ class CapturedStep:
         replays: how many batches were replayed.
 
     Raises:
-        ConfigError: no step of warm-up, or an optimizer whose step cannot be replayed.
+        ConfigError: something else than a model and a batch, no step of warm-up, or an optimizer whose step cannot be replayed.
     """
 
     def __init__(
@@ -74,11 +76,17 @@ class CapturedStep:
         optimizer: torch.optim.Optimizer | None = None,
         warmup: int = _WARM_UP,
     ) -> None:
-        if warmup < 1:
+        if not isinstance(model, PackedModel):
+            raise _no_model(model)
+        check_is_batch(example)
+        if not isinstance(warmup, int) or warmup < 1:
             raise _no_warm_up(warmup)
         self.model, self.optimizer, self.warmup = model, optimizer, warmup
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.device = next(model.parameters()).device
+        self._trains = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        self._modules = list(model.modules())
+        self._modes: list[bool] | None = None  # those that were captured
         self.fallbacks: Counter[str] = Counter()
         self.replays = 0
         self._caches_weights = "is_first_microbatch" in inspect.signature(model.llm.forward).parameters
@@ -87,7 +95,7 @@ class CapturedStep:
         self._never = _why_never(self.parameters, self.device)
         if self._never is None:
             if optimizer is not None:
-                _check_optimizer(optimizer)
+                _check_optimizer(optimizer, self.device)
             self._layout = self._handed(example)
             self._static = StaticBatch(example, self.device)
             self._stream = torch.cuda.Stream(self.device)
@@ -106,11 +114,14 @@ class CapturedStep:
 
         Raises:
             StateError, ConfigError, LengthError: as `PackedModel`, for every batch.
-            ConfigError: micro-batches with an optimizer inside; a model that cannot be captured.
+            ConfigError: micro-batches with an optimizer inside; a model that cannot be captured; a parameter that was frozen or
+                freed since.
         """
         first = is_first_microbatch
         if first is not None and self.optimizer is not None:
             raise _steps_each_time(first)
+        if any(parameter.requires_grad != trained for parameter, trained in self._trains):
+            raise self._trains_others()
         self.model.check(batch, global_supervised)
         reason = self._why_not(batch)
         if reason is not None:
@@ -146,12 +157,25 @@ class CapturedStep:
             return self._never
         # Handing over may depend on the number of sequences, and refuses what a model would mix up.
         layout = None if self._handed(batch) == self._layout else "another layout for the language model"
-        modes = {graph.training for graph in self._graphs.values()}
-        mode = "another mode of the model" if modes - {self.model.training} else None
+        mode = None if self._modes in (None, self._modes_now()) else "another mode of the model"
         return self._static.difference(batch) or layout or mode
 
     def _handed(self, batch: PackedBatch) -> str:
         return handed(batch, self.model.consumer, self.model.llm.layouts).layout
+
+    def _modes_now(self) -> list[bool]:
+        return [module.training for module in self._modules]  # an encoder may be in a mode of its own
+
+    def _trains_others(self) -> ConfigError:
+        names = [name for name, _ in self.model.named_parameters()]
+        name, now = next((n, p.requires_grad) for n, (p, was) in zip(names, self._trains) if p.requires_grad != was)
+        return ConfigError(
+            f"parameter {name!r} was {'freed' if now else 'frozen'} after the captured step was made",
+            got=f"requires_grad={now}",
+            expected=f"requires_grad={not now}, as it was then",
+            because="a replay computes the gradients of the same parameters as at the capture, and sets back no others",
+            fix="make another CapturedStep after freezing or freeing parameters",
+        )
 
     def _is_warm(self, first: bool | None) -> bool:
         """Whether such a step may be captured: gradients are added to those of a graph only."""
@@ -176,6 +200,9 @@ class CapturedStep:
     def _replayed(self, batch: PackedBatch, first: bool | None) -> PackedOutput:
         graph = self._graphs.get(first)
         if graph is None or graph.is_stale(self.optimizer):
+            if self.optimizer is not None:
+                _check_optimizer(self.optimizer, self.device)  # what was loaded or set since
+            self._modes = self._modes_now()
             if first is not False:
                 self._set_gradients([None] * len(self.parameters))  # made by the graph's backward, at addresses of its own
             run = partial(self._run, batch, self._count, first)
@@ -224,19 +251,31 @@ def _why_never(parameters: list[Tensor], device: torch.device) -> str | None:
     return "the parameters are sharded" if any(isinstance(parameter, DTensor) for parameter in parameters) else None
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+def _check_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     for group in optimizer.param_groups:
-        if not group.get("capturable", False) or not isinstance(group["lr"], Tensor):
+        rate = group["lr"]
+        where = f" on {rate.device}" if isinstance(rate, Tensor) else ""
+        if not group.get("capturable", False) or not isinstance(rate, Tensor) or rate.device != device:
             raise ConfigError(
                 f"a step of {type(optimizer).__name__} cannot be replayed",
-                got=f"capturable={group.get('capturable')}, a learning rate of type {type(group['lr']).__name__}",
-                expected="capturable=True, and a learning rate that is a tensor",
+                got=f"capturable={group.get('capturable')}, a learning rate of type {type(rate).__name__}{where}",
+                expected=f"capturable=True, and a learning rate that is a tensor on {device}",
                 because="a graph keeps every number as it was at the capture: schedules would silently do nothing",
                 fix='AdamW(..., lr=torch.tensor(1e-4, device="cuda"), capturable=True), or step the optimizer outside',
             )
 
 
-def _no_warm_up(warmup: int) -> ConfigError:
+def _no_model(model: object) -> ConfigError:
+    return ConfigError(
+        "what shall be captured is not a PackedModel",
+        got=type(model).__name__,
+        expected="a PackedModel, not wrapped",
+        because="a step splices, computes the loss and knows the layouts of the language model by it",
+        fix="PackedModel(encoder=..., projector=..., llm=...); a wrapped model trains without a captured step",
+    )
+
+
+def _no_warm_up(warmup: object) -> ConfigError:
     return ConfigError(
         "a step cannot be captured before it has run",
         got=f"warmup={warmup}",

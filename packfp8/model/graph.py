@@ -17,7 +17,6 @@ class Graph:
     Attributes:
         out: what the step returned; its tensors are overwritten by each replay.
         gradients: of the trained parameters, in their order, None where there is none; overwritten, or added to, likewise.
-        training: whether the model was in training mode.
 
     Args:
         run: the step. It is captured here and not run; whatever it refers to is kept.
@@ -40,9 +39,8 @@ class Graph:
         stream: torch.cuda.Stream,
         beside: Sequence[Graph] = (),
     ) -> None:
-        self.training = model.training
         self._run = run  # whose tensors are read at their addresses, for as long as the graph lives
-        self._graph, self._state = torch.cuda.CUDAGraph(), _first_state(optimizer)
+        self._graph, self._known = torch.cuda.CUDAGraph(), _known(optimizer)
         pool = beside[0]._graph.pool() if beside else None
         collects = gc.isenabled()
         gc.disable()  # a graph that dies while another is captured ends the capture (read: pytorch/pytorch#161037)
@@ -64,14 +62,28 @@ class Graph:
         self._graph.replay()
 
     def is_stale(self, optimizer: torch.optim.Optimizer | None) -> bool:
-        """Whether the optimizer's state was loaded since: it then stands in other tensors than the graph knows."""
-        return self._state is not _first_state(optimizer)
+        """Whether the optimizer has other numbers or tensors than the graph: its state was loaded, or a setting changed."""
+        now = _known(optimizer)
+        return len(now) != len(self._known) or not all(map(_is_same, self._known, now))
 
 
-def _first_state(optimizer: torch.optim.Optimizer | None) -> Tensor | None:
-    """A tensor of the optimizer's state; loading a state replaces all of them."""
-    states = optimizer.state.values() if optimizer is not None else ()
-    return next((value for state in states for value in state.values() if isinstance(value, Tensor)), None)
+def _known(optimizer: torch.optim.Optimizer | None) -> list:
+    """What a captured step of the optimizer took as it was: a tensor of its state, and all settings of its groups.
+
+    Loading a state replaces all of its tensors, so that one of them tells.
+    """
+    if optimizer is None:
+        return []
+    states = optimizer.state.values()
+    first = next((value for state in states for value in state.values() if isinstance(value, Tensor)), None)
+    settings = [(key, value) for group in optimizer.param_groups for key, value in group.items() if key != "params"]
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [first, *(part for pair in settings for part in pair), *trained]
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Whether a graph that took the one knows the other: tensors by what they are, numbers by their value."""
+    return one is other if isinstance(one, Tensor) or isinstance(other, Tensor) else one == other
 
 
 def _not_capturable(fault: RuntimeError) -> ConfigError:

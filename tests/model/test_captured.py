@@ -13,6 +13,8 @@ from packfp8.errors import ConfigError, StateError
 from packfp8.lengths import Measure
 from packfp8.model import captured, wrapper
 from packfp8.model.captured import CapturedStep
+from packfp8.model.graph import Graph
+from packfp8.model.graph import _known as known
 from packfp8.rule import align
 
 RULE = align("block")
@@ -52,12 +54,11 @@ class Rerun:
     made: ClassVar[list] = []
 
     def __init__(self, run, model, optimizer, *, stream, beside=()):
-        self.run, self.training, self.out = run, model.training, None
+        self.run, self.out = run, None
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.overwrites = all(p.grad is None for p in self.parameters)
         self.gradients = [torch.zeros_like(p) if self.overwrites else p.grad for p in self.parameters]
-        self.first_of = lambda: next(iter(optimizer.state.values()))["exp_avg"] if optimizer else None
-        self.state = self.first_of()
+        self._known = known(optimizer)
         Rerun.made.append(self)
 
     def replay(self):
@@ -73,8 +74,7 @@ class Rerun:
         for parameter, gradient in zip(self.parameters, before, strict=True):
             parameter.grad = gradient  # a graph knows tensors, and no attributes
 
-    def is_stale(self, optimizer):
-        return self.state is not self.first_of()
+    is_stale = Graph.is_stale
 
 
 @pytest.fixture
@@ -268,6 +268,22 @@ def test_a_model_in_another_mode_falls_back(build, epoch, graphs):
     assert step.replays == 2
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["captured", "launched"])
+def test_a_part_of_the_model_in_another_mode_falls_back(build, epoch, graphs, inside):
+    """An encoder is put into evaluation, or out of it, while the rest trains."""
+    model, batch = build(RULE), epoch([[0, 3]])[0]
+    model.encoder.train(inside)
+    step = CapturedStep(model, batch, warmup=1)
+    for _ in range(2):
+        step(batch, global_supervised=99)
+    model.encoder.train(not inside)
+    step(batch, global_supervised=99)
+    assert step.fallbacks == {"another mode of the model": 1}
+    model.encoder.train(inside)
+    step(batch, global_supervised=99)
+    assert step.replays == 2
+
+
 def test_one_sequence_handed_over_as_a_row_is_not_replayed_for_several(build, epoch, graphs):
     model = build(RULE)
     model.llm.layouts = ("bshd",)
@@ -297,6 +313,57 @@ def test_a_state_that_was_loaded_into_the_optimizer_is_captured_anew(build, epoc
         losses.append((step(batch, global_supervised=99).loss.item(), expected.loss.item()))
     assert all(ours == pytest.approx(theirs, abs=1e-12) for ours, theirs in losses)
     assert len(graphs) == 2
+
+
+def _set_a_rate(optimizer):
+    optimizer.param_groups[0]["lr"] = torch.tensor(3e-2, dtype=torch.float64)
+
+
+def _set_decay(optimizer):
+    optimizer.param_groups[0]["weight_decay"] = 0.3
+
+
+@pytest.mark.usefixtures("_capturable_on_a_cpu")
+@pytest.mark.parametrize("change", [_set_a_rate, _set_decay])
+def test_a_setting_of_the_optimizer_that_changed_is_captured_anew(build, epoch, graphs, change):
+    """A graph keeps what it took: another tensor of the learning rate, or a number, would silently do nothing."""
+    plain, model = build(RULE, loss_rows=64), build(RULE, loss_rows=64)
+    batches = epoch()
+    optimizers = adamw(plain), adamw(model)
+    step = CapturedStep(model, batches[0], optimizer=optimizers[1], warmup=1)
+
+    def call(batch, count):
+        return step(batch, global_supervised=count)
+
+    for part in (batches[:3], batches[3:]):
+        trained(plain, part, optimizers[0])
+        trained(model, part, optimizers[1], call)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), plain.parameters()))
+        for optimizer in optimizers:
+            change(optimizer)
+    assert len(graphs) == 2
+
+
+@pytest.mark.usefixtures("_capturable_on_a_cpu")
+@pytest.mark.parametrize("schedule", ["LambdaLR", "CosineAnnealingLR", "OneCycleLR"])
+def test_a_schedule_changes_the_tensor_that_the_graph_reads(build, epoch, graphs, schedule):
+    made = {
+        "LambdaLR": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+        "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 8),
+        "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1e-2, total_steps=9, cycle_momentum=False),
+    }[schedule]
+    plain, model = build(RULE, loss_rows=64), build(RULE, loss_rows=64)
+    batches = epoch()
+    optimizers = adamw(plain), adamw(model)
+    schedules = [made(optimizer) for optimizer in optimizers]
+    step = CapturedStep(model, batches[0], optimizer=optimizers[1], warmup=1)
+    for batch in batches:
+        trained(plain, [batch], optimizers[0])
+        trained(model, [batch], optimizers[1], lambda batch, count: step(batch, global_supervised=count))
+        for one in schedules:
+            one.step()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), plain.parameters()))
+    assert len(graphs) == 1
 
 
 # -- what is copied ahead ----------------------------------------------------------------------------------------------
@@ -399,7 +466,7 @@ def test_an_optimizer_inside_steps_for_windows_of_one_alone(build, epoch):
     [
         ({"lr": 1e-3}, "capturable=False, a learning rate of type float"),
         ({"lr": 1e-3, "capturable": True}, "capturable=True, a learning rate of type float"),
-        ({"lr": torch.tensor(1e-3)}, "capturable=False, a learning rate of type Tensor"),
+        ({"lr": torch.tensor(1e-3)}, "capturable=False, a learning rate of type Tensor on cpu"),
     ],
 )
 def test_an_optimizer_that_cannot_be_replayed_is_refused(build, epoch, graphs, options, got):
@@ -409,18 +476,77 @@ def test_an_optimizer_that_cannot_be_replayed_is_refused(build, epoch, graphs, o
     assert lines(caught) == [
         "a step of AdamW cannot be replayed",
         f"  got:      {got}",
-        "  expected: capturable=True, and a learning rate that is a tensor",
+        "  expected: capturable=True, and a learning rate that is a tensor on cpu",
         "  because:  a graph keeps every number as it was at the capture: schedules would silently do nothing",
         '  fix:      AdamW(..., lr=torch.tensor(1e-4, device="cuda"), capturable=True), or step the optimizer outside',
     ]
 
 
-def test_a_capture_without_warm_up_is_refused(build, epoch):
+@pytest.mark.parametrize("freed", [False, True])
+def test_a_parameter_that_is_frozen_or_freed_afterwards_is_refused(build, epoch, anywhere, freed):
+    """Its gradients would be added up over all steps, or be there where none should be."""
+    model, batch = build(RULE), epoch([[0]])[0]
+    model.llm.embedding.weight.requires_grad_(not freed)
+    step = CapturedStep(model, batch, warmup=1)
+    for _ in range(2):
+        step(batch, global_supervised=99)
+    model.llm.embedding.weight.requires_grad_(freed)
     with pytest.raises(ConfigError) as caught:
-        CapturedStep(build(RULE), epoch([[0]])[0], warmup=0)
+        step(batch, global_supervised=99)
+    assert lines(caught) == [
+        f"parameter 'llm.embedding.weight' was {'freed' if freed else 'frozen'} after the captured step was made",
+        f"  got:      requires_grad={freed}",
+        f"  expected: requires_grad={not freed}, as it was then",
+        "  because:  a replay computes the gradients of the same parameters as at the capture, and sets back no others",
+        "  fix:      make another CapturedStep after freezing or freeing parameters",
+    ]
+
+
+@pytest.mark.usefixtures("_capturable_on_a_cpu")
+def test_a_learning_rate_that_becomes_a_number_is_refused(build, epoch, graphs):
+    model, batch = build(RULE), epoch([[0]])[0]
+    optimizer = adamw(model)
+    step = CapturedStep(model, batch, optimizer=optimizer, warmup=1)
+    for _ in range(2):
+        step(batch, global_supervised=99)
+    optimizer.param_groups[0]["lr"] = 1e-4
+    with pytest.raises(ConfigError, match="capturable=True, a learning rate of type float"):
+        step(batch, global_supervised=99)
+
+
+def test_a_learning_rate_on_another_device_is_refused(build, epoch, graphs):
+    """A number on the host would be a constant of the graph."""
+    model = build(RULE)
+    optimizer = adamw(model)
+    optimizer.param_groups[0]["lr"] = torch.empty((), device="meta")
+    with pytest.raises(ConfigError, match="capturable=True, a learning rate of type Tensor on meta"):
+        CapturedStep(model, epoch([[0]])[0], optimizer=optimizer)
+
+
+def test_what_is_no_packed_model_is_refused(build, epoch):
+    with pytest.raises(ConfigError) as caught:
+        CapturedStep(torch.nn.DataParallel(build(RULE)), epoch([[0]])[0])
+    assert lines(caught) == [
+        "what shall be captured is not a PackedModel",
+        "  got:      DataParallel",
+        "  expected: a PackedModel, not wrapped",
+        "  because:  a step splices, computes the loss and knows the layouts of the language model by it",
+        "  fix:      PackedModel(encoder=..., projector=..., llm=...); a wrapped model trains without a captured step",
+    ]
+
+
+def test_an_example_that_is_no_batch_is_refused(build):
+    with pytest.raises(ConfigError, match="not a batch"):
+        CapturedStep(build(RULE), {"input_ids": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("warmup", [0, "3", 1.5])
+def test_a_capture_without_warm_up_is_refused(build, epoch, warmup):
+    with pytest.raises(ConfigError) as caught:
+        CapturedStep(build(RULE), epoch([[0]])[0], warmup=warmup)
     assert lines(caught) == [
         "a step cannot be captured before it has run",
-        "  got:      warmup=0",
+        f"  got:      warmup={warmup}",
         "  expected: at least 1",
         "  because:  libraries choose kernels, and delayed scaling takes note of its layers, in a step that is not captured",
         "  fix:      leave it at 3",
