@@ -105,7 +105,7 @@ def constancy(
     Args:
         drawn, rule, budget, lookahead: as for `dry_run`; the rule is one of `check_constant`.
         usual: the packs without one; what bound is not given follows from them.
-        longest_tokens: of the longest example that a pack can hold, drawn or not.
+        longest_tokens: of the longest example that a pack can hold, drawn or not; 0 where there is none.
         max_sequences: the most of `usual` where left out.
         frame_budget: where left out, that of 95 of 100 of `usual`, or of the example with the most audio.
     """
@@ -128,7 +128,7 @@ def constancy(
     return Constancy(
         frame_budget=frame_budget,
         max_sequences=max_sequences,
-        max_seqlen=min(stream.capacity, -(-rule.slot(longest_tokens) // WHOLE_TOKENS) * WHOLE_TOKENS),
+        max_seqlen=min(stream.capacity, -(-rule.slot(max(1, longest_tokens)) // WHOLE_TOKENS) * WHOLE_TOKENS),
         stream=stream,
         over_budget=int(np.count_nonzero(~fits)),
     )

@@ -98,6 +98,12 @@ def test_the_max_seqlen_holds_the_slot_of_the_longest_example_and_is_no_longer_t
     assert Collator(measure=Measure(frames=None), rule=result.rule, **bounds).max_seqlen >= result.rule.slot(longest)
 
 
+def test_where_no_pack_holds_any_example_the_bounds_can_be_used_all_the_same(tmp_path):
+    np.save(tmp_path / "lengths.npy", np.array([900, 800]))
+    static = report(tmp_path / "lengths.npy", budget=256, static=True).static
+    assert (static.stream.packs, static.max_seqlen, static.max_sequences) == (0, 64, 1)
+
+
 def test_where_no_audio_is_known_only_tokens_cost():
     cost, _ = cost_of(drawn_of([50] * 9, [0] * 9))
     assert (cost.frame_budget, cost.silent_frames, cost.silent, cost.unused_clips) == (0, 0, 0, 0)
