@@ -78,7 +78,8 @@ class TeDecoder(nn.Module):
 
     Args:
         dtype: of the parameters.
-        tp_group: process group of the TP peers, each of which holds its heads and its part of the FFN; None is no split.
+        tp_group: process group of the TP peers, each of which holds its heads and its part of the FFN; None is no split. The
+            peers build their decoders together.
         sp: whether the tokens between the layers are divided among the TP peers. Embeddings come in and hidden states go out
             for the whole slab all the same.
 
@@ -107,11 +108,14 @@ class TeDecoder(nn.Module):
             self.layouts = tuple(layout for layout in self.layouts if layout != "bshd")
         plain = {"dtype": dtype, "device": device}
         self.embedding = nn.Embedding(sizes.vocab, sizes.hidden, **plain)
-        self.layers = nn.ModuleList(TeLayer(sizes, self.split, params_dtype=dtype, device=device) for _ in range(sizes.layers))
+        with self.split.drawing(device):
+            layers = [TeLayer(sizes, self.split, params_dtype=dtype, device=device) for _ in range(sizes.layers)]
+        self.layers = nn.ModuleList(layers)
         self.norm = nn.RMSNorm(sizes.hidden, eps=sizes.norm_epsilon, **plain)
         self.head = nn.Linear(sizes.hidden, sizes.vocab, bias=False, **plain)
         for weight in (self.embedding.weight, self.head.weight):
             nn.init.normal_(weight, std=0.02)
+        self.split.make_alike([self.embedding.weight, self.head.weight])
 
     def load_plain(self, state: Mapping[str, Tensor]) -> TeDecoder:
         """Itself, with the parameters of a plain decoder's `state_dict()`, or this rank's share of them.
@@ -160,6 +164,7 @@ class TeDecoder(nn.Module):
 
         Raises:
             ConfigError: `bshd` under SP.
+            LengthError: under SP, tokens that do not divide among the TP peers.
         """
         layout = attended["qkv_format"]
         if layout not in self.layouts:

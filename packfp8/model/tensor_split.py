@@ -4,10 +4,15 @@
 
 Heads and the FFN are dealt out, norms, embedding and head are held whole by every peer. Under SP a norm sees the rows of its
 shard alone: its gradient is summed over the peers as it is made. All other gradients of what is held whole are alike already.
+
+Fresh parameters are alike where they are held whole, and of each peer's own drawing where they are dealt out, however the peers
+are seeded: shares that began alike would get the same gradients, and stay alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from packfp8.errors import ConfigError
+from packfp8.errors import ConfigError, LengthError
 from packfp8.model.plain_decoder import DecoderSizes
 
 _MARK = "_packfp8_summed_over_tp"
@@ -83,9 +88,41 @@ class TensorSplit:
             return whole
         return torch.cat([part.chunk(self.tp)[self.rank] for part in whole.split(parts)])
 
+    @contextmanager
+    def drawing(self, device: torch.device | str) -> Iterator[None]:
+        """Random numbers on `device` are this peer's own within; those after it are the same with and without.
+
+        Peers enter it together.
+        """
+        device = torch.device(device)
+        if self.tp == 1 or device.type == "meta":
+            yield
+            return
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            seed = torch.randint(1 << 31, (1,), device=device)
+            self.make_alike([seed])
+            torch.manual_seed(int(seed) + self.rank)
+            yield
+
+    def make_alike(self, tensors: Iterable[Tensor]) -> None:
+        """Nothing; every peer has the first peer's values of `tensors` afterwards. Peers call it together."""
+        if self.tp == 1:
+            return
+        for tensor in tensors:
+            if not tensor.is_meta:
+                dist.broadcast(tensor.detach(), dist.get_global_rank(self.group, 0), group=self.group)
+
     def enter(self, slab: Tensor) -> Tensor:
-        """This rank's shard of `slab`, cut along the first dimension; every peer gets the gradient of the whole."""
-        return _Enter.apply(slab, self.group) if self.divides_tokens else slab
+        """This rank's shard of `slab`, cut along the first dimension; every peer gets the gradient of the whole.
+
+        Raises:
+            LengthError: its rows do not divide among the peers.
+        """
+        if not self.divides_tokens:
+            return slab
+        if slab.shape[0] % self.tp:
+            raise _no_equal_shards(slab.shape[0], self.tp)
+        return _Enter.apply(slab, self.group)
 
     def leave(self, shard: Tensor) -> Tensor:
         """The slab of which the peers hold shards. What follows is computed by all alike, so each keeps its own gradient."""
@@ -109,6 +146,16 @@ class TensorSplit:
 
 
 WHOLE = TensorSplit()
+
+
+def _no_equal_shards(rows: int, tp: int) -> LengthError:
+    return LengthError(
+        "a slab cannot be cut into equal shards",
+        got=f"{rows} rows for {tp} TP peers with SP",
+        expected=f"a multiple of {tp}",
+        because="the collectives of SP exchange equal shards, and others end in a hang or in another rank's numbers",
+        fix=f"make the batches by align(..., Topology(tp={tp}, sp=True)), which rounds for it",
+    )
 
 
 def _own(slab: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from packfp8.data import Collator, Example, Turn
+from packfp8.errors import LengthError
 from packfp8.lengths import Measure
 from packfp8.model import PackedModel
 from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder
@@ -81,6 +82,23 @@ def work(rank, sizes, layout, taken, sharded=False):
     }
 
 
+def drawn(rank, seed):
+    """A fresh decoder's parameters by name, and a random number after it."""
+    torch.manual_seed(seed)
+    decoder = TeDecoder(SIZES, dtype=torch.float64, device="cpu", tp_group=dist.group.WORLD, sp=True)
+    return {name: p.detach() for name, p in decoder.named_parameters()} | {"after": torch.rand(())}
+
+
+def refused():
+    """What a slab of five rows is told under SP."""
+    decoder = decoder_of(Topology(**SP), dist.group.WORLD)
+    try:
+        decoder(torch.zeros(5, SIZES.hidden, dtype=torch.float64), qkv_format="thd", max_seqlen_q=5)
+    except LengthError as fault:
+        return str(fault)
+    return None
+
+
 def moved(rank, layout):
     """How far this rank's last token of every row moves when the first is changed; rows cut as `layout` is gathered."""
     rule = align("block", Topology(**SP, tp_rank=rank), layout="bshd")
@@ -105,6 +123,8 @@ def main(rank, folder):
     found = {name: work(rank, *case) for name, case in CASES.items()}
     found["tp 2 with SP, sharded"] = work(rank, *CASES["tp 2 with SP"], sharded=True)
     found["moved"] = {layout: moved(rank, layout) for layout in ("bshd", "sbhd")}
+    found["drawn"] = {"one seed": drawn(rank, 5), "a seed each": drawn(rank, rank)}
+    found["refused"] = refused()
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 

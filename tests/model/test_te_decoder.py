@@ -76,6 +76,8 @@ def test_without_transformer_engine_it_cannot_be_built(monkeypatch):
 
 def test_rows_under_sequence_parallelism_are_refused(decoder, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    for name, stand_in in {"get_rank": 1, "get_global_rank": 0, "broadcast": None}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda *_, told=stand_in, **__: told)
     divided = TeDecoder(SIZES, dtype=torch.float32, device="cpu", tp_group=object(), sp=True)
     assert divided.layouts == ("thd", "sbhd")
     assert decoder.layouts == TeDecoder(SIZES, device="cpu", tp_group=object()).layouts == ("thd", "bshd", "sbhd")

@@ -100,6 +100,30 @@ def test_rows_gathered_along_the_batch_are_attended_in_halves_and_sequence_first
     assert (results[0]["moved"]["bshd"] > 0).all()  # within its own half it does
 
 
+@pytest.mark.parametrize("seeds", ["one seed", "a seed each"])
+def test_fresh_peers_hold_the_same_wholes_and_shares_of_their_own(results, seeds):
+    """Shares that began alike would stay alike: half of the heads and of the FFN would be there twice."""
+    one, other = (result["drawn"][seeds] for result in results)
+    for name, parameter in one.items():
+        if name == "after":
+            assert torch.equal(parameter, other[name]) == (seeds == "one seed")
+        elif name.startswith("layers.") and "norm" not in name:
+            assert (parameter == other[name]).double().mean() < 0.01, name
+        else:
+            assert torch.equal(parameter, other[name]), name
+
+
+def test_a_slab_that_does_not_divide_is_refused(results):
+    for result in results:
+        assert (result["refused"] or "").splitlines() == [
+            "a slab cannot be cut into equal shards",
+            "  got:      5 rows for 2 TP peers with SP",
+            "  expected: a multiple of 2",
+            "  because:  the collectives of SP exchange equal shards, and others end in a hang or in another rank's numbers",
+            "  fix:      make the batches by align(..., Topology(tp=2, sp=True)), which rounds for it",
+        ]
+
+
 def _share(key, whole, sizes, rank):
     """What a peer holds of a parameter, by literal rows and columns."""
     q, kv, ffn, last = sizes.hidden, sizes.kv_heads * sizes.head_dim, sizes.ffn, key.split(".")[-2]
