@@ -58,8 +58,16 @@ class Fp8State:
         """Give every module its state back.
 
         Raises:
-            StateError: the model has other modules with a state, or one of them refuses what was saved.
+            StateError: there is none of this part, the model has other modules with a state, or one of them refuses its own.
         """
+        if self.part not in state_dict:
+            raise StateError(
+                f"the checkpoint has no FP8 state of part {self.part!r}",
+                got=", ".join(map(repr, state_dict)) or "no parts",
+                expected=repr(self.part),
+                because="each part is the share of ranks that keep the same maxima",
+                fix="Fp8State(model, part=...) with the name under which this rank saved",
+            )
         saved, keepers = torch.load(io.BytesIO(state_dict[self.part]), weights_only=True), self._keepers()
         if other := sorted(saved.keys() ^ keepers.keys()):
             raise StateError(

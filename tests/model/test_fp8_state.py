@@ -127,6 +127,19 @@ def test_a_fresh_sharded_model_goes_on_where_the_saved_one_stood(on_two_ranks, d
     assert (told[0][0] != told[1][0]) is differing
 
 
+def test_a_state_of_another_part_is_refused():
+    saved = Fp8State(trained(fresh()), part="tp0").state_dict()
+    with pytest.raises(StateError) as caught:
+        Fp8State(fresh(), part="tp1").load_state_dict(saved)
+    assert str(caught.value).splitlines() == [
+        "the checkpoint has no FP8 state of part 'tp1'",
+        "  got:      'tp0'",
+        "  expected: 'tp1'",
+        "  because:  each part is the share of ranks that keep the same maxima",
+        "  fix:      Fp8State(model, part=...) with the name under which this rank saved",
+    ]
+
+
 def test_without_it_the_load_into_a_fresh_model_ends(on_two_ranks):
     assert all("Size mismatch" in told and "_extra_state" in told for told in on_two_ranks(refused_by_itself))
 
