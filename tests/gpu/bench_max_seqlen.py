@@ -2,8 +2,8 @@
 
     python tests/gpu/bench_max_seqlen.py
 
-The slots of a pack have about 150 tokens, as speech has; more offsets repeat the last, as static packs have them. Each line says
-how long attention takes under a max_seqlen, and how far output and gradients are from those under the least.
+The slots of a pack have about 150 tokens, as speech has; more offsets repeat the last, as static packs have them. Each line has
+the time of attention under a max_seqlen, and how far output and gradients are from those under the least.
 """
 
 from __future__ import annotations

@@ -72,10 +72,8 @@ def made(budget: int, count: int, *, device: str, whole_max_seqlen: bool) -> Dat
         batches = [collator(group) for group in named]
         return [batch.pin_memory() for batch in batches] if device == "cuda" else batches
 
-    constant = collated(chosen, RULE, **static)
-    longest = -(-max(batch.slots.longest for batch in constant) // _ROUND_TOKENS) * _ROUND_TOKENS
-    if not whole_max_seqlen:
-        constant = [replace(batch, max_seqlen=longest) for batch in constant]
+    longest = min(budget, -(-max(map(RULE.slot, lengths.tolist())) // _ROUND_TOKENS) * _ROUND_TOKENS)
+    constant = collated(chosen, RULE, **static, max_seqlen=None if whole_max_seqlen else longest)
     padded = collated(drawn, rows)
     told = (
         f"{copies} copies of {len(corpus)} examples of {tokens} tokens together; frame budget {frame_budget}, "
