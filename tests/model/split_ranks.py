@@ -44,20 +44,20 @@ def plain_state():
     return decoder.state_dict()
 
 
-def batch_of(rule):
-    return Collator(measure=Measure(frames=None), rule=rule)(EXAMPLES)
+def batch_of(rule, examples=EXAMPLES):
+    return Collator(measure=Measure(frames=None), rule=rule)(examples)
 
 
-def decoder_of(topology, group):
+def decoder_of(topology, group, **options):
     split = {"tp_group": group, "sp": topology.sp} if topology.tp > 1 else {}
-    decoder = TeDecoder(SIZES, dtype=torch.float64, device="cpu", **split).load_plain(plain_state())
+    decoder = TeDecoder(SIZES, dtype=torch.float64, device="cpu", **split, **options).load_plain(plain_state())
     return decoder.split_context(group, stream=object()) if topology.cp > 1 else decoder
 
 
-def work(rank, sizes, layout, taken, sharded=False):
+def work(rank, sizes, layout, taken, sharded=False, halves=False, **options):
     names = {f"{name}_rank": rank for name in ("tp", "cp") if name in sizes}
     rule = align("block", Topology(**sizes, **names), layout=layout)
-    decoder = decoder_of(rule.topology, dist.group.WORLD)
+    decoder = decoder_of(rule.topology, dist.group.WORLD, **options)
     if taken:
         decoder.layouts = taken
     model = PackedModel(encoder=None, projector=None, llm=decoder, rule=rule)
@@ -74,6 +74,10 @@ def work(rank, sizes, layout, taken, sharded=False):
         model.zero_grad(set_to_none=True)
         out = model(batch, global_supervised=count, return_logits=True)
         out.loss.backward()
+    if halves:  # the same gradient from a window of two micro-batches
+        model.zero_grad(set_to_none=True)
+        for part in (EXAMPLES[:2], EXAMPLES[2:]):
+            model(batch_of(rule, part), global_supervised=count).loss.backward()
     grads = {plain_name(name).removeprefix("llm."): p.grad for name, p in model.named_parameters()}
     return {
         "loss_sum": out.loss_sum.detach(),
@@ -122,6 +126,8 @@ def main(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     found = {name: work(rank, *case) for name, case in CASES.items()}
     found["tp 2 with SP, sharded"] = work(rank, *CASES["tp 2 with SP"], sharded=True)
+    found["tp 2 with SP, recomputed"] = work(rank, *CASES["tp 2 with SP"], recompute=True)
+    found["tp 2 with SP, accumulated"] = work(rank, *CASES["tp 2 with SP"], recompute=True, halves=True)
     found["moved"] = {layout: moved(rank, layout) for layout in ("bshd", "sbhd")}
     found["drawn"] = {"one seed": drawn(rank, 5), "a seed each": drawn(rank, rank)}
     found["refused"] = refused()

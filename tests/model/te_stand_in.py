@@ -7,10 +7,12 @@ SP is gathered along the batch, as there.
 
 import importlib.machinery
 import sys
+from contextlib import nullcontext
 from types import ModuleType
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
@@ -160,9 +162,11 @@ def apply_rotary_pos_emb(t, angles, *, tensor_format, fused, cu_seqlens, cp_size
 def install():
     """Puts the layers in the library's place, in this process."""
     torch.cuda.is_available = lambda: True
+    layers = {c.__name__: c for c in (LayerNormLinear, Linear, LayerNormMLP, DotProductAttention)}
+    run = {"checkpoint": torch.utils.checkpoint.checkpoint, "autocast": lambda **_: nullcontext()}
     homes = {
         "transformer_engine": {},
-        "transformer_engine.pytorch": {c.__name__: c for c in (LayerNormLinear, Linear, LayerNormMLP, DotProductAttention)},
+        "transformer_engine.pytorch": layers | run,
         "transformer_engine.pytorch.attention": {},
         "transformer_engine.pytorch.attention.rope": {"apply_rotary_pos_emb": apply_rotary_pos_emb},
     }

@@ -57,14 +57,17 @@ def alone(ranks):
 
 
 def _batch(ranks, name):
-    sizes, layout, _ = ranks.CASES[name.removesuffix(", sharded")]
+    for how in HOWS:
+        name = name.removesuffix(f", {how}")
+    sizes, layout, _ = ranks.CASES[name]
     return ranks.batch_of(align("block", Topology(**sizes), layout=layout))
 
 
+HOWS = ["sharded", "recomputed", "accumulated"]
 TENSOR = ["tp 2", "tp 2, rows", "tp 2 with SP", "tp 2 with SP, rows as slots", "tp 2 with SP, sequence first"]
 
 
-@pytest.mark.parametrize("name", [*TENSOR, "tp 2 with SP, sharded"])
+@pytest.mark.parametrize("name", [*TENSOR, *(f"tp 2 with SP, {how}" for how in HOWS)])
 def test_tensor_parallel_peers_compute_what_one_rank_computes(ranks, results, alone, name):
     loss_sum, logits, grads = alone
     for rank, result in enumerate(results):
