@@ -25,17 +25,14 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from packfp8.data import PackedBatch
-from packfp8.errors import ConfigError
 from packfp8.model.checks import check_is_batch
 from packfp8.model.graph import Graph
 from packfp8.model.handover import handed
+from packfp8.model.replayable import WARM_UP, check_optimizer, check_step, check_trained, steps_each_time, why_never
 from packfp8.model.static_batch import StaticBatch
 from packfp8.model.wrapper import PackedModel, PackedOutput
-
-_WARM_UP = 3  # as for torch.cuda.make_graphed_callables, read: torch 2.11
 
 
 class CapturedStep:
@@ -74,13 +71,9 @@ class CapturedStep:
         example: PackedBatch,
         *,
         optimizer: torch.optim.Optimizer | None = None,
-        warmup: int = _WARM_UP,
+        warmup: int = WARM_UP,
     ) -> None:
-        if not isinstance(model, PackedModel):
-            raise _no_model(model)
-        check_is_batch(example)
-        if not isinstance(warmup, int) or warmup < 1:
-            raise _no_warm_up(warmup)
+        check_step(model, example, warmup)
         self.model, self.optimizer, self.warmup = model, optimizer, warmup
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.device = next(model.parameters()).device
@@ -92,10 +85,10 @@ class CapturedStep:
         self._caches_weights = "is_first_microbatch" in inspect.signature(model.llm.forward).parameters
         self._graphs: dict[bool | None, Graph] = {}
         self._runs: Counter[bool | None] = Counter()
-        self._never = _why_never(self.parameters, self.device)
+        self._never = why_never(model.consumer, self.parameters, self.device)
         if self._never is None:
             if optimizer is not None:
-                _check_optimizer(optimizer, self.device)
+                check_optimizer(optimizer, self.device)
             self._layout = self._handed(example)
             self._static = StaticBatch(example, self.device)
             self._stream = torch.cuda.Stream(self.device)
@@ -119,9 +112,8 @@ class CapturedStep:
         """
         first = is_first_microbatch
         if first is not None and self.optimizer is not None:
-            raise _steps_each_time(first)
-        if any(parameter.requires_grad != trained for parameter, trained in self._trains):
-            raise self._trains_others()
+            raise steps_each_time(first)
+        check_trained(self.model, self._trains)
         self.model.check(batch, global_supervised)
         reason = self._why_not(batch)
         if reason is not None:
@@ -135,12 +127,21 @@ class CapturedStep:
         return self._launched(batch, self._count, first)
 
     def prefetch(self, batch: PackedBatch) -> None:
-        """Starts to copy a batch that will be given to one of the next two calls. It must be the same object then."""
+        """Starts to copy a batch that will be given to one of the next two calls. It must be the same object then, unchanged.
+
+        Raises:
+            ConfigError: something else than a batch.
+        """
+        check_is_batch(batch)
         if self._never is None and self._static.difference(batch) is None:
             self._static.send(batch)
 
     def feed(self, loader: Iterable[PackedBatch]) -> Iterator[PackedBatch]:
-        """The batches of `loader`, each sent ahead while the one before is computed."""
+        """The batches of `loader`, each sent ahead while the one before is computed.
+
+        Args:
+            loader: whose batches keep their memory to themselves: a batch is drawn before the one before it is yielded.
+        """
         ahead: list[PackedBatch] = []
         for batch in loader:
             self.prefetch(batch)
@@ -166,17 +167,6 @@ class CapturedStep:
     def _modes_now(self) -> list[bool]:
         return [module.training for module in self._modules]  # an encoder may be in a mode of its own
 
-    def _trains_others(self) -> ConfigError:
-        names = [name for name, _ in self.model.named_parameters()]
-        name, now = next((n, p.requires_grad) for n, (p, was) in zip(names, self._trains) if p.requires_grad != was)
-        return ConfigError(
-            f"parameter {name!r} was {'freed' if now else 'frozen'} after the captured step was made",
-            got=f"requires_grad={now}",
-            expected=f"requires_grad={not now}, as it was then",
-            because="a replay computes the gradients of the same parameters as at the capture, and sets back no others",
-            fix="make another CapturedStep after freezing or freeing parameters",
-        )
-
     def _is_warm(self, first: bool | None) -> bool:
         """Whether such a step may be captured: gradients are added to those of a graph only."""
         return self._runs[first] >= self.warmup and (first is not False or self._gradients_are_those_of(True))
@@ -201,7 +191,7 @@ class CapturedStep:
         graph = self._graphs.get(first)
         if graph is None or graph.is_stale(self.optimizer):
             if self.optimizer is not None:
-                _check_optimizer(self.optimizer, self.device)  # what was loaded or set since
+                check_optimizer(self.optimizer, self.device)  # what was loaded or set since
             self._modes = self._modes_now()
             if first is not False:
                 self._set_gradients([None] * len(self.parameters))  # made by the graph's backward, at addresses of its own
@@ -241,55 +231,3 @@ class CapturedStep:
         with torch.cuda.stream(self._stream):
             yield
         outside.wait_stream(self._stream)
-
-
-def _why_never(parameters: list[Tensor], device: torch.device) -> str | None:
-    if not torch.cuda.is_available():
-        return "no CUDA GPU"
-    if device.type != "cuda":
-        return f"the model is on {device.type!r}"
-    return "the parameters are sharded" if any(isinstance(parameter, DTensor) for parameter in parameters) else None
-
-
-def _check_optimizer(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    for group in optimizer.param_groups:
-        rate = group["lr"]
-        where = f" on {rate.device}" if isinstance(rate, Tensor) else ""
-        if not group.get("capturable", False) or not isinstance(rate, Tensor) or rate.device != device:
-            raise ConfigError(
-                f"a step of {type(optimizer).__name__} cannot be replayed",
-                got=f"capturable={group.get('capturable')}, a learning rate of type {type(rate).__name__}{where}",
-                expected=f"capturable=True, and a learning rate that is a tensor on {device}",
-                because="a graph keeps every number as it was at the capture: schedules would silently do nothing",
-                fix='AdamW(..., lr=torch.tensor(1e-4, device="cuda"), capturable=True), or step the optimizer outside',
-            )
-
-
-def _no_model(model: object) -> ConfigError:
-    return ConfigError(
-        "what shall be captured is not a PackedModel",
-        got=type(model).__name__,
-        expected="a PackedModel, not wrapped",
-        because="a step splices, computes the loss and knows the layouts of the language model by it",
-        fix="PackedModel(encoder=..., projector=..., llm=...); a wrapped model trains without a captured step",
-    )
-
-
-def _no_warm_up(warmup: object) -> ConfigError:
-    return ConfigError(
-        "a step cannot be captured before it has run",
-        got=f"warmup={warmup}",
-        expected="at least 1",
-        because="libraries choose kernels, and delayed scaling takes note of its layers, in a step that is not captured",
-        fix=f"leave it at {_WARM_UP}",
-    )
-
-
-def _steps_each_time(first: bool) -> ConfigError:
-    return ConfigError(
-        "the optimizer would step after every micro-batch",
-        got=f"is_first_microbatch={first}, and an optimizer inside the captured step",
-        expected="is_first_microbatch=None, or the optimizer outside",
-        because="gradients of a window are added up before the optimizer takes them",
-        fix="CapturedStep(model, example) without the optimizer, and optimizer.step() after each window",
-    )

@@ -83,7 +83,7 @@ def graphs(monkeypatch):
     for name in ("Stream", "Event", "stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, Nothing)
     monkeypatch.setattr(PackedBatch, "pin_memory", lambda self: self)
-    monkeypatch.setattr(captured, "_why_never", lambda parameters, device: None)
+    monkeypatch.setattr(captured, "why_never", lambda *_: None)
     monkeypatch.setattr(captured, "Graph", Rerun)
     monkeypatch.setattr(Rerun, "made", [])
     return Rerun.made
@@ -256,6 +256,19 @@ def test_a_window_of_mixed_shapes_adds_up(build, epoch, measure, mixed, graphs):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
     assert step.replays == 2 + 2 + 1
     assert step.fallbacks == {"another input_ids": 3}
+
+
+def test_a_consumer_that_makes_offsets_on_the_host_is_never_replayed(build, epoch):
+    model, batch = build(RULE), epoch([[0, 3]])[0]
+    step = CapturedStep(model, batch)
+    step(batch, global_supervised=99)
+    assert "te_real" not in str(step.fallbacks)
+    model.consumer = "te_real"
+    forward = model.llm.forward
+    model.llm.forward = lambda x, *, cu_seqlens_kv, **_: forward(x, **batch.kwargs("plain"))
+    step = CapturedStep(model, batch)
+    step(batch, global_supervised=99)
+    assert step.fallbacks == {"consumer 'te_real' makes offsets on the host": 1}
 
 
 def test_a_model_in_another_mode_falls_back(build, epoch, graphs):
@@ -535,9 +548,12 @@ def test_what_is_no_packed_model_is_refused(build, epoch):
     ]
 
 
-def test_an_example_that_is_no_batch_is_refused(build):
+def test_an_example_that_is_no_batch_is_refused(build, epoch, anywhere):
     with pytest.raises(ConfigError, match="not a batch"):
         CapturedStep(build(RULE), {"input_ids": torch.zeros(3)})
+    step = CapturedStep(build(RULE), epoch([[0]])[0])
+    with pytest.raises(ConfigError, match="not a batch"):
+        next(step.feed([{"input_ids": torch.zeros(3)}]))
 
 
 @pytest.mark.parametrize("warmup", [0, "3", 1.5])
