@@ -110,7 +110,7 @@ class CapturedStep:
             ConfigError: micro-batches with an optimizer inside; a model that cannot be captured; a parameter that was frozen or
                 freed since.
         """
-        first = is_first_microbatch
+        first = None if is_first_microbatch is None else bool(is_first_microbatch)  # numpy has a False of its own
         if first is not None and self.optimizer is not None:
             raise steps_each_time(first)
         check_trained(self.model, self._trains)
@@ -213,7 +213,7 @@ class CapturedStep:
 
     def _set_count(self, count: int | Tensor) -> None:
         if isinstance(count, Tensor):
-            self._count.copy_(count, non_blocking=True)
+            self._count.copy_(count.reshape(()), non_blocking=True)
         else:
             self._count.fill_(count)
 

@@ -78,6 +78,23 @@ def check_terms(rule: Alignment | None, consumer: str, llm: nn.Module, fp8: Fp8 
         )
 
 
+def check_rows(**counts: int | None) -> None:
+    """Nothing, where each is a number of rows, or None.
+
+    Raises:
+        ConfigError: one is no whole number of at least 1.
+    """
+    for name, rows in counts.items():
+        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, Integral) or rows < 1):
+            raise ConfigError(
+                f"{name} is no number of rows",
+                got=repr(rows),
+                expected="a whole number of at least 1",
+                because="the head works on so many rows: on none it would make a loss of zero, and nothing would be learned",
+                fix=f"leave out {name}, or give a count of tokens",
+            )
+
+
 def check_is_batch(batch: object) -> None:
     """Nothing, where it is a PackedBatch.
 
@@ -154,7 +171,7 @@ def check_count(batch: PackedBatch, global_supervised: int | Tensor, loss_rows: 
             because="the others would silently not be learned",
             fix="raise loss_rows of PackedModel to the most that a pack may have, or leave it out",
         )
-    if isinstance(global_supervised, Tensor):
+    if isinstance(global_supervised, Tensor) and global_supervised.numel() == 1:
         return
     if not isinstance(global_supervised, Integral) or global_supervised < batch.num_supervised:
         raise ConfigError(

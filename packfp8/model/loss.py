@@ -75,7 +75,8 @@ def scaled(total: Tensor, topology: Topology, global_supervised: int | Tensor) -
     FSDP and DDP average gradients over the dp * cp ranks; the product undoes it, so that what remains is the gradient of one
     batch that holds every token of the window.
     """
-    least_one = global_supervised.clamp(min=1) if isinstance(global_supervised, Tensor) else max(global_supervised, 1)
+    is_tensor = isinstance(global_supervised, Tensor)
+    least_one = global_supervised.reshape(()).clamp(min=1) if is_tensor else max(global_supervised, 1)
     return total * (topology.dp * topology.cp) / least_one
 
 

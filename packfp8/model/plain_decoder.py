@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class DecoderSizes:
         norm_epsilon: 1e-5, Transformer Engine's default for its layers.
 
     Raises:
-        ConfigError: heads that do not divide, or a head of an odd number of features.
+        ConfigError: a size below 1, heads that do not divide, or a head of an odd number of features.
     """
 
     vocab: int
@@ -48,6 +49,16 @@ class DecoderSizes:
     norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
+        for name in ("vocab", "hidden", "ffn", "layers", "heads", "kv_heads"):
+            size = getattr(self, name)
+            if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+                raise ConfigError(
+                    f"{name} of the decoder is no size",
+                    got=repr(size),
+                    expected="a whole number of at least 1",
+                    because="a part of no features or no layers computes nothing, and would train without a word",
+                    fix=f"give {name} as a positive int",
+                )
         if self.hidden % self.heads or self.heads % self.kv_heads or self.head_dim % 2:
             raise ConfigError(
                 "the heads of the decoder do not divide its features",

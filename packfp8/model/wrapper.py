@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from packfp8.data import PackedBatch
 from packfp8.data.consumers import LOSS
 from packfp8.lengths import AudioFrames
-from packfp8.model.checks import check_batch, check_count, check_is_batch, check_parts, check_recipe, check_terms
+from packfp8.model.checks import check_batch, check_count, check_is_batch, check_parts, check_recipe, check_rows, check_terms
 from packfp8.model.encoder_share import FrameExchange, alone, check_alone
 from packfp8.model.handover import handed, restored
 from packfp8.model.indexing import warn_if_wrapping, widest_row
@@ -101,6 +101,7 @@ class PackedModel(nn.Module):
         super().__init__()
         check_parts(encoder, projector, llm)
         check_terms(rule, consumer, llm, fp8)
+        check_rows(loss_chunk_tokens=loss_chunk_tokens, loss_rows=loss_rows)
         self.encoder, self.projector = encoder, projector
         self.llm = fp8.prepare(llm, rule or align(fp8.recipe)) if fp8 else llm
         self.rule, self.consumer, self.fp8 = rule, consumer, fp8

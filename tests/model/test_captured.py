@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -513,6 +514,21 @@ def test_a_parameter_that_is_frozen_or_freed_afterwards_is_refused(build, epoch,
         "  because:  a replay computes the gradients of the same parameters as at the capture, and sets back no others",
         "  fix:      make another CapturedStep after freezing or freeing parameters",
     ]
+
+
+@pytest.mark.parametrize("count", [99, np.int64(99), torch.tensor([99])], ids=repr)
+def test_counts_and_flags_of_numpy_and_tensors_of_one_number_are_what_they_say(build, epoch, anywhere, count):
+    """`is_first_microbatch=np.False_` adds to the window, and does not begin one."""
+    plain, model, batches = build(RULE), build(RULE), epoch([[0], [3]])
+    step = CapturedStep(model, batches[0], warmup=1)
+    for _ in range(3):
+        plain.zero_grad()
+        for n, batch in enumerate(batches):
+            plain(batch, global_supervised=99).loss.backward()
+            out = step(batch, global_supervised=count, is_first_microbatch=np.bool_(n == 0))
+            assert out.loss.shape == ()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
 
 
 @pytest.mark.usefixtures("_capturable_on_a_cpu")

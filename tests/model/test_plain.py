@@ -173,6 +173,20 @@ def test_parameters_have_the_names_and_shapes_that_other_decoders_hold():
     }
 
 
+@pytest.mark.parametrize("sizes", [{"layers": 0}, {"heads": 0}, {"kv_heads": -1}, {"hidden": 16.0}, {"ffn": True}], ids=repr)
+def test_sizes_that_are_none_are_refused(sizes):
+    with pytest.raises(ConfigError) as caught:
+        DecoderSizes(**{"vocab": 20, "hidden": 16, **sizes})
+    ((name, size),) = sizes.items()
+    assert str(caught.value).splitlines() == [
+        f"{name} of the decoder is no size",
+        f"  got:      {size!r}",
+        "  expected: a whole number of at least 1",
+        "  because:  a part of no features or no layers computes nothing, and would train without a word",
+        f"  fix:      give {name} as a positive int",
+    ]
+
+
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(ConfigError) as caught:
         DecoderSizes(vocab=20, hidden=30, heads=4)

@@ -146,12 +146,27 @@ def test_a_rule_fp8_or_consumer_that_is_none_is_refused(build, given, what, expe
     assert [line.split(":")[0].strip() for line in found[1:]] == ["got", "expected", "because", "fix"]
 
 
+@pytest.mark.parametrize("rows", [0, -5, 1.5, True, "64"])
+@pytest.mark.parametrize("name", ["loss_chunk_tokens", "loss_rows"])
+def test_rows_of_the_head_that_are_none_are_refused(build, name, rows):
+    """Chunks of -5 rows would give a loss of zero."""
+    with pytest.raises(ConfigError) as caught:
+        build(align("block"), **{name: rows})
+    assert str(caught.value).splitlines() == [
+        f"{name} is no number of rows",
+        f"  got:      {rows!r}",
+        "  expected: a whole number of at least 1",
+        "  because:  the head works on so many rows: on none it would make a loss of zero, and nothing would be learned",
+        f"  fix:      leave out {name}, or give a count of tokens",
+    ]
+
+
 def test_what_is_not_a_batch_is_refused(build):
     with pytest.raises(ConfigError, match="what the model was given is not a batch"):
         build(BF16)({"input_ids": torch.zeros(4)}, global_supervised=1)
 
 
-@pytest.mark.parametrize("count", [None, float("nan"), 99.0, "99"])
+@pytest.mark.parametrize("count", [None, float("nan"), 99.0, "99", torch.tensor([99, 99])])
 def test_a_count_that_is_none_is_refused(build, collate, count):
     with pytest.raises(ConfigError, match="global_supervised is less than"):
         build(BF16)(collate(), global_supervised=count)
