@@ -107,8 +107,8 @@ class CapturedStep:
 
         Raises:
             StateError, ConfigError, LengthError: as `PackedModel`, for every batch.
-            ConfigError: micro-batches with an optimizer inside; a model that cannot be captured; a parameter that was frozen or
-                freed since.
+            ConfigError: micro-batches with an optimizer inside; a model that cannot be captured; parameters that were frozen,
+                freed or replaced since.
         """
         first = None if is_first_microbatch is None else bool(is_first_microbatch)  # numpy has a False of its own
         if first is not None and self.optimizer is not None:

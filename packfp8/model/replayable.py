@@ -33,8 +33,17 @@ def check_trained(model: nn.Module, trains: Sequence[tuple[Tensor, bool]]) -> No
     """Nothing, where each parameter of `model`, in their order, is trained or not as it was.
 
     Raises:
-        ConfigError: one was frozen or freed since.
+        ConfigError: one was frozen or freed since, or they were replaced.
     """
+    first = trains[0][0]  # looked at in every step, so this one stands for all; FSDP puts others in their places for a while
+    if not isinstance(first, DTensor) and next(model.parameters()) is not first:
+        raise ConfigError(
+            "the model has other parameters than when the captured step was made",
+            got="parameters that were replaced since",
+            expected="those that it had then",
+            because="the step resets, and a replay makes, the gradients of those that it knows",
+            fix="shard the model, and exchange its parts, before CapturedStep(model, ...)",
+        )
     changed = next((n for n, (parameter, was) in enumerate(trains) if parameter.requires_grad != was), None)
     if changed is None:
         return

@@ -552,6 +552,22 @@ def test_a_learning_rate_on_another_device_is_refused(build, epoch, graphs):
         CapturedStep(model, epoch([[0]])[0], optimizer=optimizer)
 
 
+def test_parameters_that_were_replaced_are_refused(build, epoch, anywhere):
+    model, batch = build(RULE), epoch([[0]])[0]
+    step = CapturedStep(model, batch)
+    step(batch, global_supervised=99)
+    model.encoder = copy.deepcopy(model.encoder)
+    with pytest.raises(ConfigError) as caught:
+        step(batch, global_supervised=99)
+    assert lines(caught) == [
+        "the model has other parameters than when the captured step was made",
+        "  got:      parameters that were replaced since",
+        "  expected: those that it had then",
+        "  because:  the step resets, and a replay makes, the gradients of those that it knows",
+        "  fix:      shard the model, and exchange its parts, before CapturedStep(model, ...)",
+    ]
+
+
 def test_what_is_no_packed_model_is_refused(build, epoch):
     with pytest.raises(ConfigError) as caught:
         CapturedStep(torch.nn.DataParallel(build(RULE)), epoch([[0]])[0])
