@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from packfp8.data import PackedBatch
 from packfp8.data.consumers import CONSUMERS
 from packfp8.errors import ConfigError, StateError
-from packfp8.rule import Alignment, checked_rule
+from packfp8.model.tensor_split import TensorSplit
+from packfp8.rule import Alignment, Topology, checked_rule
 
 if TYPE_CHECKING:
     from packfp8.model.fp8 import Fp8
@@ -154,6 +155,32 @@ def check_batch(batch: PackedBatch, rule: Alignment, encoder: nn.Module | None) 
             expected="encoder(audio [1, samples], audio_lens, audio_offsets), and packed = True on the module",
             because="an encoder that is not told where clips begin lets each of them hear the others",
             fix="mask at the offsets before every convolution, as PlainEncoder does; or Collator(static=False)",
+        )
+
+
+def check_split(llm: nn.Module, topology: Topology) -> None:
+    """Nothing, where the language model is divided as the batches are, as far as it says how it is.
+
+    Raises:
+        ConfigError: it attends within this rank's slab alone, or over other TP peers.
+    """
+    if topology.cp > 1 and not getattr(llm, "spans_context", True):
+        raise ConfigError(
+            "the language model attends within the slab of this rank alone",
+            got=f"{type(llm).__name__} without a CP group, cp {topology.cp}",
+            expected="attention over the slabs of all CP ranks",
+            because="nothing would fail: each rank would take its two chunks of a slot for the whole sequence",
+            fix="TeDecoder.split_context(group), or PlainDecoder.gather = GatherOverRanks(group)",
+        )
+    split = getattr(llm, "split", None)
+    is_divided = isinstance(split, TensorSplit) and split.tp > 1
+    if is_divided and (split.tp, split.divides_tokens) != (topology.tp, topology.gathers):
+        raise ConfigError(
+            "the language model is divided over other TP peers than the batches are made for",
+            got=f"tp {split.tp}{' with SP' if split.divides_tokens else ''}",
+            expected=f"tp {topology.tp}{' with SP' if topology.gathers else ''}, as the rule has it",
+            because="TP peers must hold the same pack, of tokens that divide among them; data-parallel ranks hold others",
+            fix="build rule and decoder from one mesh: Topology.from_mesh(mesh, sp=...), TeDecoder(tp_group=..., sp=...)",
         )
 
 

@@ -162,6 +162,11 @@ class PlainDecoder(nn.Module):
         for weight in (self.embedding.weight, self.head.weight):
             nn.init.normal_(weight, std=0.02)
 
+    @property
+    def spans_context(self) -> bool:
+        """Whether it attends over the slabs of a CP group."""
+        return self.gather is not own
+
     def embed(self, ids: Tensor) -> Tensor:
         """The embeddings `[..., hidden]` of `ids`."""
         return self.embedding(ids)

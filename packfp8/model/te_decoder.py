@@ -149,6 +149,11 @@ class TeDecoder(nn.Module):
             layer.attention.set_context_parallel_group(group, dist.get_process_group_ranks(group), stream, comm)
         return self
 
+    @property
+    def spans_context(self) -> bool:
+        """Whether it attends over the slabs of a CP group."""
+        return self._cp[0] > 1
+
     def embed(self, ids: Tensor) -> Tensor:
         """The embeddings `[..., hidden]` of `ids`."""
         return self.embedding(ids)

@@ -14,6 +14,8 @@ What it asks of its parts:
     llm(embeddings, **metadata) -> [..., hidden], the states before the head; `batch.kwargs(consumer)` without the labels
     llm.head                 a module with `weight` [vocab, hidden] and no bias
     llm.layouts              the layouts ("thd", "bshd", "sbhd") in which it keeps the sequences of a batch apart
+    llm.spans_context        under CP, whether its attention reaches all slabs; one that does not say is taken at its word
+    llm.split                a `TensorSplit`, where it has one: over the TP peers of the rule's topology, or whole
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ from torch import Tensor, nn
 from packfp8.data import PackedBatch
 from packfp8.data.consumers import LOSS
 from packfp8.lengths import AudioFrames
-from packfp8.model.checks import check_batch, check_count, check_is_batch, check_parts, check_recipe, check_rows, check_terms
+from packfp8.model.checks import (
+    check_batch,
+    check_count,
+    check_is_batch,
+    check_parts,
+    check_recipe,
+    check_rows,
+    check_split,
+    check_terms,
+)
 from packfp8.model.encoder_share import FrameExchange, alone, check_alone
 from packfp8.model.handover import handed, restored
 from packfp8.model.indexing import warn_if_wrapping, widest_row
@@ -124,8 +135,8 @@ class PackedModel(nn.Module):
 
         Raises:
             StateError: the batch was made by another rule, or for another rank.
-            ConfigError: the language model would mix up the sequences of this batch; something else than a batch; a count that
-                is none, or below the batch's own.
+            ConfigError: the language model would mix up the sequences of this batch, or is divided otherwise; something else
+                than a batch; a count that is none, or below the batch's own.
             LengthError: the encoder gave fewer frames than were placed.
         """
         self.check(batch, global_supervised)
@@ -225,6 +236,7 @@ class PackedModel(nn.Module):
         check_count(batch, global_supervised, self.loss_rows)
         if self.exchange is alone:
             check_alone(batch)
+        check_split(self.llm, self.rule.topology)
         warn_if_wrapping(batch, self.row_values)
 
 

@@ -13,6 +13,7 @@ from packfp8.model import Fp8, PackedModel
 from packfp8.model.handover import handed
 from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder
 from packfp8.model.plain_encoder import PlainEncoder, PlainProjector
+from packfp8.model.tensor_split import TensorSplit
 from packfp8.rule import Topology, align
 
 BF16 = align("bf16")
@@ -57,6 +58,40 @@ def test_the_slab_of_another_rank_is_refused(build, collate):
         "  expected: cp_rank 0",
         "  because:  two ranks would train on one slab, and another would train nobody",
         "  fix:      build both rules from this rank's mesh: Topology.from_mesh(mesh)",
+    ]
+
+
+def test_attention_within_a_slab_is_refused_under_cp(build, collate):
+    rule = align("block", Topology(cp=2))
+    model = build(rule)
+    with pytest.raises(ConfigError) as caught:
+        model(collate(rule), global_supervised=99)
+    assert lines(caught) == [
+        "the language model attends within the slab of this rank alone",
+        "  got:      PlainDecoder without a CP group, cp 2",
+        "  expected: attention over the slabs of all CP ranks",
+        "  because:  nothing would fail: each rank would take its two chunks of a slot for the whole sequence",
+        "  fix:      TeDecoder.split_context(group), or PlainDecoder.gather = GatherOverRanks(group)",
+    ]
+    model.llm.gather = lambda tensor, dim: torch.cat((tensor, tensor), dim)
+    model(collate(rule), global_supervised=99)
+
+
+@pytest.mark.parametrize(("topology", "told"), [(Topology(tp=2), "2"), (Topology(), "1")], ids=["SP", "tp"])
+def test_a_decoder_of_other_tp_peers_than_the_rules_is_refused(build, collate, monkeypatch, topology, told):
+    """Peers that were told to the rule as data-parallel ranks would each see another pack."""
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    rule = align("block", topology)
+    model = build(rule)
+    model.llm.split = TensorSplit(group=object(), sp=True)
+    with pytest.raises(ConfigError) as caught:
+        model(collate(rule), global_supervised=99)
+    assert lines(caught) == [
+        "the language model is divided over other TP peers than the batches are made for",
+        "  got:      tp 2 with SP",
+        f"  expected: tp {told}, as the rule has it",
+        "  because:  TP peers must hold the same pack, of tokens that divide among them; data-parallel ranks hold others",
+        "  fix:      build rule and decoder from one mesh: Topology.from_mesh(mesh, sp=...), TeDecoder(tp_group=..., sp=...)",
     ]
 
 
