@@ -17,27 +17,32 @@ from __future__ import annotations
 
 import gc
 import statistics
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
-import click
-import numpy as np
-import torch
-import torch.distributed as dist
-from bench_tokens import lognormal_lengths, sequences, speech_lengths
-from sharded import PLAIN, Ranks, forget, fp8_of, rule_of
-from torch.distributed.fsdp import fully_shard
-from workload import MEASURE
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[2])]  # of the benchmarks beside this folder
 
-from packfp8 import Alignment, Clip, Collator, Example, StreamPacker, Topology, Turn, corpus, deal
-from packfp8.data import PackedBatch
-from packfp8.data.example import as_example
-from packfp8.model import PackedModel
-from packfp8.model.loss import count_supervised
-from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder
-from packfp8.model.plain_encoder import PlainEncoder, PlainProjector
-from packfp8.model.te_decoder import TeDecoder
-from packfp8.packing import PackCost, imbalance
+import click  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from bench_tokens import lognormal_lengths, sequences, speech_lengths  # noqa: E402
+from sharded import PLAIN, Ranks, forget, fp8_of, rule_of  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from workload import MEASURE  # noqa: E402
+
+from packfp8 import Alignment, Clip, Collator, Example, StreamPacker, Topology, Turn, corpus, deal  # noqa: E402
+from packfp8.data import PackedBatch  # noqa: E402
+from packfp8.data.example import as_example  # noqa: E402
+from packfp8.model import PackedModel  # noqa: E402
+from packfp8.model.loss import count_supervised  # noqa: E402
+from packfp8.model.plain_decoder import DecoderSizes, PlainDecoder  # noqa: E402
+from packfp8.model.plain_encoder import PlainEncoder, PlainProjector  # noqa: E402
+from packfp8.model.te_decoder import TeDecoder  # noqa: E402
+from packfp8.packing import PackCost, imbalance  # noqa: E402
 
 WIDTH = 256  # of the encoder
 ONE, FSDP, CP, TP = "one GPU", "fsdp dp 2", "cp 2", "tp 2 with SP"

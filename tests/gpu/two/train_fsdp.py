@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 import zlib
@@ -20,27 +21,30 @@ from pathlib import Path
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what torch asks for where runs shall repeat
 os.environ.setdefault("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")  # the checkpoints are this program's own
 
-import click
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from lhotse.utils import fastcopy
-from sharded import Ranks, build, clip, forget, rule_of, shard
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
-from torch.utils.data import DataLoader
-from train_curves import LAST, draw, table
-from workload import MEASURE
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[2])]  # of the benchmarks beside this folder
 
-from packfp8 import Collator, PackedDataset, PackingSampler, Topology, corpus
-from packfp8.data.corpus import texts
-from packfp8.data.example import as_example
-from packfp8.data.lockstep import in_lockstep
-from packfp8.data.peers import check_start
-from packfp8.data.progress import Progress
-from packfp8.data.sampled_pack import SampledPack
-from packfp8.model.fp8_state import Fp8State, without_extra_state
-from packfp8.model.loss import count_supervised
-from packfp8.model.plain_decoder import DecoderSizes
+import click  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from lhotse.utils import fastcopy  # noqa: E402
+from sharded import Ranks, build, clip, forget, rule_of, shard  # noqa: E402
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+from train_curves import LAST, draw, table  # noqa: E402
+from workload import MEASURE  # noqa: E402
+
+from packfp8 import Collator, PackedDataset, PackingSampler, Topology, corpus  # noqa: E402
+from packfp8.data.corpus import texts  # noqa: E402
+from packfp8.data.example import as_example  # noqa: E402
+from packfp8.data.lockstep import in_lockstep  # noqa: E402
+from packfp8.data.peers import check_start  # noqa: E402
+from packfp8.data.progress import Progress  # noqa: E402
+from packfp8.data.sampled_pack import SampledPack  # noqa: E402
+from packfp8.model.fp8_state import Fp8State, without_extra_state  # noqa: E402
+from packfp8.model.loss import count_supervised  # noqa: E402
+from packfp8.model.plain_decoder import DecoderSizes  # noqa: E402
 
 RUNS = (
     ("bf16", 0),
