@@ -146,7 +146,7 @@ def whole_captured(model: PackedModel, batches: list[PackedBatch]) -> Callable[[
         for batch in step.feed(batches):
             step(batch, global_supervised=batch.num_supervised)
 
-    while not step.replays:  # what is timed comes after the capture
+    while not (step.replays or step.fallbacks):  # what is timed comes after the capture
         run()
     return run
 
