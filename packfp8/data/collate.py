@@ -45,8 +45,8 @@ class Collator:
             budget: every tensor of a batch has one shape, whatever the pack holds.
         max_sequences: most sequences of a pack; needed with `static`.
         max_seqlen: tokens of the longest slot (THD), floored to a multiple of the rule's slot: a longer example is over the
-            budget, and filler is cut into several slots. With `static` it is every batch's `max_seqlen`, for which kernels
-            launch work and take memory, whatever the slots are; left out, that is the whole pack.
+            budget, and filler is cut into several slots, so that no position, filler's included, needs a longer table. With
+            `static` it is every batch's `max_seqlen`; left out, that is the whole pack (to cuDNN's attention it is all one).
         frame_budget: most encoder frames of a pack's clips, each with its room's silence; needed with `static`, unless the
             measure knows no audio. It bounds the whole pack; each CP rank's row is as long.
         buckets: tokens, offsets and `max_seqlen` of a pack are rounded up to a few sizes (`packfp8.layout.Buckets`), so that a

@@ -14,7 +14,7 @@ def constant_rows(report: Report) -> list[tuple[str, str, str]]:
     audio = f" and {static.frame_budget:,} encoder frames" if static.frame_budget else ""
     rows = [
         ("static: packs", f"{static.stream.packs:,}", f"of at most {static.max_sequences:,} sequences{audio}"),
-        ("static: max_seqlen", f"{static.max_seqlen:,}", "the longest slot, rounded up; kernels launch work for as much"),
+        ("static: max_seqlen", f"{static.max_seqlen:,}", "the longest slot, rounded up: as far as positions need to reach"),
         ("static: filler", percent(static.filler), f"{static.filler_tokens:,} tokens in no slot"),
     ]
     if static.frame_budget:
