@@ -169,5 +169,5 @@ def _no_fit(name: str, got: str, expected: str, bound: str = "the budget") -> Bu
         got=got,
         expected=expected,
         because="the budget is a bound, not an aim, and neither audio nor text is ever cut",
-        fix=f"raise {bound}, give fewer examples to a batch, or choose over_budget='set_aside'",
+        fix=f"raise {bound}, give PackingSampler the same, or a batch fewer examples, or choose over_budget='set_aside'",
     )

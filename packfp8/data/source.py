@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
 
 from lhotse import CutSet
 
@@ -19,6 +20,7 @@ _COUNTERS = ("epoch", "num_iters", "num_times_iterated")
 """How lhotse 1.33 names the number of times that a Shar reader, a chain of shards and a mixer of noise were iterated."""
 _CHANCE = ("trng", "randomized", None)
 """Seeds that lhotse 1.33 takes for: from the system, from the process, from Python's global generator."""
+_FIX = "pass a CutSet; list(...) makes a list of an iterator"
 
 
 def walk(cuts: Iterable, *, seed: int, epoch: int, shuffle: bool, shuffle_buffer: int) -> Iterator[tuple[int, object]]:
@@ -63,7 +65,8 @@ def check_source(cuts: object) -> None:
         ConfigError: it is no iterable, an iterator that is spent after one pass, or a Shar set that splits itself.
     """
     if not hasattr(cuts, "__iter__") or isinstance(cuts, (dict, str, bytes)):
-        raise _no_source(type(cuts).__name__, "nothing in it is an example")
+        fix = "CutSet.from_file(path) opens a manifest" if isinstance(cuts, (str, PathLike)) else _FIX
+        raise _no_source(type(cuts).__name__, "nothing in it is an example", fix)
     data = getattr(cuts, "data", cuts)
     if iter(cuts) is cuts or iter(data) is data:
         raise _no_source(
@@ -79,13 +82,13 @@ def check_source(cuts: object) -> None:
         )
 
 
-def _no_source(got: str, why: str) -> ConfigError:
+def _no_source(got: str, why: str, fix: str = _FIX) -> ConfigError:
     return ConfigError(
         "the examples cannot be walked",
         got=got,
         expected="a CutSet, a list of examples, or any object that can be iterated again and again",
         because=why,
-        fix="pass a CutSet; list(...) makes a list of an iterator",
+        fix=fix,
     )
 
 

@@ -108,8 +108,8 @@ class Measure:
         """The lengths of an example.
 
         Raises:
-            ExampleError: it has no token, a role or part that is not known, audio where `frames` is None, or text that still
-                holds the template's audio mark.
+            ExampleError: it is none, or has no token, a role or part that is not known, audio where `frames` is None, or text
+                that still holds the template's audio mark.
             LengthError: a clip has no encoder frame, an impossible length, or is longer than the encoder takes.
         """
         text = learned = 0
@@ -167,6 +167,8 @@ class Measure:
 
     def _segments(self, example) -> Iterator[tuple[np.ndarray | None, ClipSpan | None, bool]]:
         """The example in order: (ids, None, supervised) of text, or (None, clip, False) of audio; clips start at 0 here."""
+        if not hasattr(example, "turns"):
+            raise _no_turns(example)
         words, heard = self._words, 0
         yield words["bos"], None, False
         for turn in example.turns:
@@ -261,6 +263,16 @@ def _too_many(example, tokens: int, most_tokens: int) -> BudgetError:
         expected=f"at most {most_tokens} tokens",
         because="so long an example is a fault of its manifest, or would not fit the memory of any machine",
         fix="correct its duration, or choose over_budget='set_aside'",
+    )
+
+
+def _no_turns(example) -> ExampleError:
+    return ExampleError(
+        "what shall be measured is not an example",
+        got=type(example).__name__,
+        expected="an object with id and turns, as packfp8.data.Example",
+        because="marks, texts and clips are counted turn by turn",
+        fix="measure(packfp8.data.as_example(item)), for a cut or a dict",
     )
 
 

@@ -251,4 +251,7 @@ def test_an_example_over_the_budget_is_refused_and_never_cut(collator_of, rule_o
     lines = lines_of(caught.value)
     assert lines["what"] == "example 'long' does not fit the pack"
     assert lines["because"] == "the budget is a bound, not an aim, and neither audio nor text is ever cut"
-    assert lines["fix"] == "raise the budget, give fewer examples to a batch, or choose over_budget='set_aside'"
+    assert (
+        lines["fix"]
+        == "raise the budget, give PackingSampler the same, or a batch fewer examples, or choose over_budget='set_aside'"
+    )

@@ -72,7 +72,7 @@ def test_an_example_over_the_budget_is_refused_line_by_line(bare, docs, lines_of
         "got": "33 tokens of slots",
         "expected": "at most 32 tokens, the budget of 47 floored",
         "because": "the budget is a bound, not an aim, and neither audio nor text is ever cut",
-        "fix": "raise the budget, give fewer examples to a batch, or choose over_budget='set_aside'",
+        "fix": "raise the budget, give PackingSampler the same, or a batch fewer examples, or choose over_budget='set_aside'",
     }
 
 

@@ -119,7 +119,7 @@ def test_the_frame_budget_bounds_the_pack_and_one_frame_more_is_refused_by_name(
         got="10 encoder frames in the rooms of its clips and those before",
         expected="at most 9 encoder frames",
         because="the budget is a bound, not an aim, and neither audio nor text is ever cut",
-        fix="raise frame_budget, give fewer examples to a batch, or choose over_budget='set_aside'",
+        fix="raise frame_budget, give PackingSampler the same, or a batch fewer examples, or choose over_budget='set_aside'",
     )
 
 

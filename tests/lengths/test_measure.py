@@ -260,6 +260,19 @@ def refused(request):
     return call
 
 
+@pytest.mark.parametrize("item", [{"id": "a", "text": "b"}, "b"], ids=["dict", "text"])
+def test_what_is_not_yet_an_example_is_refused(refused, five_lines, item):
+    """Cuts and dicts are what a collator takes; a measure takes what it makes of them."""
+    five_lines(
+        refused(ExampleError, Measure(frames=FRAMES), item),
+        what="what shall be measured is not an example",
+        got=type(item).__name__,
+        expected="an object with id and turns",
+        because="counted turn by turn",
+        fix="packfp8.data.as_example(item)",
+    )
+
+
 def test_an_example_without_a_token_is_refused(refused, conversation, five_lines):
     five_lines(
         refused(ExampleError, Measure(frames=None, template=BARE), conversation(("user", ""), id="empty")),
