@@ -11,9 +11,11 @@ def constant_rows(report: Report) -> list[tuple[str, str, str]]:
     static = report.static
     if static is None:
         return []
-    audio = f" and {static.frame_budget:,} encoder frames" if static.frame_budget else ""
+    bounds, frames = f"max_sequences={static.max_sequences}", ""  # as sampler and collator spell them: to be copied
+    if static.frame_budget:
+        bounds, frames = f"{bounds}, frame_budget={static.frame_budget}", " and encoder frames"
     rows = [
-        ("static: packs", f"{static.stream.packs:,}", f"of at most {static.max_sequences:,} sequences{audio}"),
+        ("static: packs", f"{static.stream.packs:,}", f"{bounds}: the most sequences{frames} of a pack"),
         ("static: max_seqlen", f"{static.max_seqlen:,}", "the longest slot, rounded up: as far as positions need to reach"),
         ("static: filler", percent(static.filler), f"{static.filler_tokens:,} tokens in no slot"),
     ]

@@ -161,7 +161,7 @@ def test_the_table_and_the_page_tell_it(speech):
     assert run.exit_code == 0, run.output
     for row in (
         "static: packs",
-        "1,500 encoder frames",
+        "frame_budget=1500:",
         "static: max_seqlen",
         "static: filler",
         "static: silence",
@@ -171,6 +171,8 @@ def test_the_table_and_the_page_tell_it(speech):
     assert "static" not in CliRunner().invoke(main, ["report", str(speech), "--budget", "2048"]).output.replace(
         "static packs", ""
     )
+    static = report(speech, budget=2048, static=True, frame_budget=1500).static
+    assert f"max_sequences={static.max_sequences}, " in run.output
     page = report(speech, budget=2048, static=True, frame_budget=100).html()
     assert "Packs of one shape" in page
     assert "static: over the frames" not in page
