@@ -110,5 +110,5 @@ def _unknown(what: str, got: str) -> ConfigError:
         got=got,
         expected="lhotse cuts (jsonl, jsonl.gz, Shar), a NeMo manifest, CSV, a Kaldi data folder, or .npy lengths",
         because="lengths are read from the manifest, never from the audio",
-        fix="give the manifests themselves, e.g. 'data/*.jsonl.gz'; of recordings, lhotse cuts, or `packfp8 demo --data FOLDER`",
+        fix="give manifests, e.g. 'data/*.jsonl.gz'; of recordings, lhotse cuts, or `packfp8 demo --data FOLDER`",
     )
