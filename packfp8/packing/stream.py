@@ -140,7 +140,7 @@ class StreamPacker:
         """Take at least one example, or close the open pack because nothing fits."""
         if self._far_from_full(ending):
             return self._take(self._lookahead.oldest)
-        chosen, exact = self._closing()
+        chosen, exact = self._closing(ending)
         if not chosen:
             self._close()
         elif exact:
@@ -172,13 +172,13 @@ class StreamPacker:
             return slots * max(ahead.frames.values(), default=0) <= left
         return (left - ahead.frames.get(ahead.oldest, 0)) * len(ahead) >= _NEAR_EXAMPLES * ahead.total_frames
 
-    def _closing(self) -> tuple[list[int], bool]:
+    def _closing(self, ending: bool) -> tuple[list[int], bool]:
         """Return numbers of examples that fill the open pack best, older ones first, and whether they fill it exactly.
 
         With a frame budget exactly is by tokens or by frames, and examples that stand first need not be the older ones.
         """
         ahead, budget = self._lookahead, self._frame_budget
-        frames_are_short = budget is not None and ahead.total_frames * self._capacity.units > ahead.units * budget
+        frames_are_short = budget is not None and self._frames_are_short(ending)
         if not frames_are_short:
             chosen, exact = self._fullest(ahead.sizes.items(), self._room)
             if budget is None or sum(ahead.frames.get(number, 0) for number in chosen) <= self._frames_left:
@@ -189,6 +189,13 @@ class StreamPacker:
             if chosen:
                 break
         return chosen, exact
+
+    def _frames_are_short(self, ending: bool) -> bool:
+        """Whether the frames ahead would fill more packs than the tokens ahead; at the end, more whole ones after this."""
+        ahead, units, frames = self._lookahead, self._capacity.units, self._frame_budget
+        if ending:  # the last pack, which is not full, has room for the frames that the others leave
+            return -((self._frames_left - ahead.total_frames) // frames) > -((self._room - ahead.units) // units)
+        return ahead.total_frames * units > ahead.units * frames
 
     def _light(self) -> list[tuple[int, int]]:
         """Return (number, units) of examples with at most as many frames to a unit as the rooms left, most frames first."""

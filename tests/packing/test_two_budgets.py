@@ -214,6 +214,17 @@ def test_real_lengths_fill_packs_of_8192_with_frames_at_their_95th_percentile(na
     assert frames.max() <= budget
 
 
+@pytest.mark.parametrize("name", ["read_sanskrit.csv", "dialog_mandarin.csv", "meeting_english.csv"])
+def test_real_lengths_as_recorded_fill_their_few_packs_too(name, real_parts, paired):
+    """The last pack is not full: it has room for frames, so that the others need not be closed for want of them."""
+    examples = list(real_parts(name))
+    packs = paired(StreamPacker(8192), examples)
+    budget = int(np.percentile([sum(examples[key][1] for key in pack) for pack in packs], 95))
+    tokens, frames = used(examples, paired(StreamPacker(8192, frame_budget=budget), examples))
+    assert tokens.mean() >= 0.995 * 8192
+    assert frames.max() <= budget
+
+
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
