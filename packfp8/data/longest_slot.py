@@ -42,6 +42,6 @@ def longer_than_a_slot(name: str, tokens: int, longest: int) -> BudgetError:
         f"example {name!r} is longer than a slot may be",
         got=f"{tokens} tokens",
         expected=f"at most {longest}, the max_seqlen that kernels are told",
-        because="a kernel leaves the tokens of a slot beyond max_seqlen unattended, and a sequence is never cut",
+        because="kernels and tables of positions reach no further than max_seqlen, and a sequence is never cut",
         fix="raise max_seqlen, or choose over_budget='set_aside' to leave such examples out and have them named",
     )

@@ -118,7 +118,7 @@ def place(
             f"slot {int(slots.sizes.argmax())} of the pack is longer than a slot may be",
             got=f"{slots.longest} tokens",
             expected=f"at most {longest}",
-            because="attention kernels are told the longest slot, and leave the rest of a longer one as it was in memory",
+            because="kernels and tables of positions are told the longest slot, and need not reach further",
             fix="raise longest, or leave out the sequence",
         )
     if slots.total >= OFFSET_LIMIT:  # told here, before anything of the pack's size is made

@@ -144,7 +144,7 @@ def test_an_example_of_the_longest_slot_fits_and_one_token_more_is_refused_by_na
         what="example 'b' is longer than a slot may be",
         got="61 tokens",
         expected="at most 60, the max_seqlen that kernels are told",
-        because="a kernel leaves the tokens of a slot beyond max_seqlen unattended, and a sequence is never cut",
+        because="kernels and tables of positions reach no further than max_seqlen, and a sequence is never cut",
         fix="raise max_seqlen, or choose over_budget='set_aside' to leave such examples out and have them named",
     )
 

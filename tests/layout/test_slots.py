@@ -130,7 +130,7 @@ def test_a_sequence_whose_slot_is_the_longest_fits_and_one_more_is_refused(lines
         "what": f"slot {0 if layout == 'bshd' else 1} of the pack is longer than a slot may be",
         "got": "12 tokens",
         "expected": "at most 8",
-        "because": "attention kernels are told the longest slot, and leave the rest of a longer one as it was in memory",
+        "because": "kernels and tables of positions are told the longest slot, and need not reach further",
         "fix": "raise longest, or leave out the sequence",
     }
 
